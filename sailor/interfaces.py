@@ -1,0 +1,200 @@
+"""What a plug-in hands over: small typed objects, each with a `name`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from sailor.model.arch import ModelSpec
+from sailor.model.catalog import Catalog
+from sailor.model.estimate import Estimate
+from sailor.model.hardware import EgressPrice, Link, Market, Offer, Price
+from sailor.model.job import Job, Training
+from sailor.model.plan import Plan
+from sailor.model.problem import Problem
+from sailor.model.profile import LayerFootprint, LayerProfile
+from sailor.model.result import Result
+
+
+@dataclass(frozen=True)
+class PriceQuery:
+    """A price that is wanted: nodes of one type in one zone on one market."""
+
+    zone: str
+    node_type: str
+    market: Market
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """The GPUs of one replica as the network sees them: type, zone, how many send at once."""
+
+    zone: str
+    gpu: str
+    node_type: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """What a source may look at: the catalogue, and the file that the job names for it."""
+
+    catalog: Catalog
+    path: Path | None = None
+
+
+@dataclass(frozen=True)
+class PriceAnswer:
+    """Prices that are known, and remarks on those that are not (or look wrong)."""
+
+    prices: Sequence[Price] = ()
+    excluded: Mapping[PriceQuery, str] = field(default_factory=dict)
+    remarks: Sequence[str] = ()
+
+
+@runtime_checkable
+class PriceSource(Protocol):
+    """Prices of nodes, and of bytes between zones. A price that isn't known is left out."""
+
+    name: str
+
+    def prices(self, queries: Sequence[PriceQuery], context: SourceContext) -> PriceAnswer: ...
+
+    def egress(
+        self, pairs: Sequence[tuple[str, str]], context: SourceContext
+    ) -> Sequence[EgressPrice]: ...
+
+
+@runtime_checkable
+class ProfileSource(Protocol):
+    """Times and bytes of a model's units. None: not profiled (never a zero)."""
+
+    name: str
+
+    def grid(
+        self, model: ModelSpec, training: Training, gpu: str, context: SourceContext
+    ) -> Sequence[tuple[int, int]]:
+        """Return the (tp, microbatch) pairs that the source can answer for."""
+        ...
+
+    def profile(
+        self,
+        model: ModelSpec,
+        training: Training,
+        gpu: str,
+        tp: int,
+        microbatch: int,
+        context: SourceContext,
+    ) -> LayerProfile | None: ...
+
+    def footprint(
+        self, model: ModelSpec, training: Training, tp: int, context: SourceContext
+    ) -> LayerFootprint | None: ...
+
+
+@runtime_checkable
+class NetworkModel(Protocol):
+    """Links between groups of workers on different nodes. None: not known to this model."""
+
+    name: str
+
+    def link(self, src: WorkerGroup, dst: WorkerGroup, context: SourceContext) -> Link | None: ...
+
+
+@runtime_checkable
+class AvailabilitySource(Protocol):
+    """What can be rented: the pool of a job as this source sees it."""
+
+    name: str
+
+    def offers(self, job: Job, context: SourceContext) -> Sequence[Offer]: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a planner may search. `wall_s` None: until it is done."""
+
+    wall_s: float | None = None
+    seed: int = 0
+    disabled_rules: tuple[str, ...] = ()  # heuristics switched off, by name
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A sign of life from a planner."""
+
+    message: str
+    objective_value: float | None = None
+    evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a planner found; `sailor.api` adds estimate, digest and times to make a Result."""
+
+    plan: Plan | None
+    proven: bool = False  # the plan is the best of its space, or (without plan) there is none
+    bound: float | None = None
+    rules: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    stopped_early: bool = False
+    evaluations: int = 0
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A search. `on_progress` may raise KeyboardInterrupt's stand-in through `should_stop`."""
+
+    name: str
+
+    def unsupported(self, problem: Problem) -> Sequence[str]:
+        """Return the reasons this planner can't take the problem; empty means it can."""
+        ...
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> SearchOutcome: ...
+
+
+@runtime_checkable
+class CostTermSource(Protocol):
+    """An extra cost, reported beside compute and egress; the planner does not see it."""
+
+    name: str
+
+    def usd_per_iteration(self, problem: Problem, plan: Plan, estimate: Estimate) -> float: ...
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """Everything a launch will do, as data: rendered without touching a machine."""
+
+    files: Mapping[str, str]
+    commands: Sequence[Sequence[str]]
+    env: Mapping[str, str]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A training runtime. `render` is pure."""
+
+    name: str
+
+    def unsupported(self, job: Job, plan: Plan) -> Sequence[str]: ...
+
+    def render(self, job: Job, plan: Plan) -> LaunchSpec: ...
+
+
+@runtime_checkable
+class ReportSink(Protocol):
+    """A writer of results, chosen by `--format NAME`."""
+
+    name: str
+
+    def write(self, results: Iterable[Result]) -> str: ...

@@ -1,0 +1,1 @@
+"""The domain model: frozen, closed records that every part of sailor exchanges."""

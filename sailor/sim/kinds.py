@@ -1,0 +1,75 @@
+"""Worker kinds: the distinct ways in which one replica of a stage can be held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sailor.model.hardware import Market
+from sailor.model.plan import Plan, Replica
+from sailor.model.problem import Problem
+
+
+@dataclass(frozen=True, order=True)
+class WorkerKind:
+    """`tp` GPUs of one node of `node_type` in `zone`, rented on `market`."""
+
+    gpu: str
+    zone: str
+    market: Market
+    node_type: str
+    tp: int
+
+    @classmethod
+    def of(cls, replica: Replica) -> WorkerKind:
+        """Return the kind of a plan's replica."""
+        return cls(replica.gpu, replica.zone, replica.market, replica.node_type, replica.tp)
+
+
+def kinds_of_plan(plan: Plan) -> tuple[WorkerKind, ...]:
+    """Return the distinct kinds of a plan, sorted."""
+    return tuple(sorted({WorkerKind.of(r) for stage in plan.stages for r in stage.replicas}))
+
+
+def tp_degrees(problem: Problem, gpu: str) -> tuple[int, ...]:
+    """Return the tensor-parallel degrees that a GPU type is profiled for."""
+    return tuple(sorted({profile.tp for profile in problem.profiles if profile.gpu == gpu}))
+
+
+def rentable_kinds(problem: Problem) -> tuple[WorkerKind, ...]:
+    """Return every kind that the problem's placements and profiles allow, sorted."""
+    found: list[WorkerKind] = []
+    for placement in problem.placements:
+        node = problem.node(placement.node_type)
+        found.extend(
+            WorkerKind(node.gpu, placement.zone, placement.market, node.name, tp)
+            for tp in tp_degrees(problem, node.gpu)
+            if tp <= node.num_gpus
+        )
+    return tuple(sorted(found))
+
+
+def best_fitting_kinds(problem: Problem, kinds: Iterable[WorkerKind]) -> Sequence[WorkerKind]:
+    """Keep, for each (GPU type, zone, market, tp, capacity), the cheapest-per-GPU node shape.
+
+    Shapes that draw on one quota differ for a replica only in price and in how many GPUs of the
+    node it leaves to others, so the shape with the least dollars a GPU, then the fewest GPUs,
+    dominates. Shapes with a node count of their own are separate resources and all stay.
+    """
+    price = {(p.zone, p.node_type, p.market): p for p in problem.placements}
+    index = {key: i for i, key in enumerate(price)}
+    groups: dict[tuple[object, ...], tuple[tuple[float, int, str], WorkerKind]] = {}
+    for kind in kinds:
+        key = (kind.zone, kind.node_type, kind.market)
+        node = problem.node(kind.node_type)
+        shared = tuple(
+            number
+            for number, capacity in enumerate(problem.capacities)
+            if index[key] in capacity.placements
+        )
+        # What one replica forces to be rented when it can't share its node.
+        rank = (price[key].usd_per_hour / node.num_gpus, node.num_gpus, node.name)
+        group = (kind.gpu, kind.zone, kind.market, kind.tp, shared)
+        if group not in groups or rank < groups[group][0]:
+            groups[group] = (rank, kind)
+    return sorted(kind for _, kind in groups.values())

@@ -1,0 +1,127 @@
+"""Links between worker kinds as arrays: one look-up per pair, evaluated for many messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sailor.model.hardware import Link
+from sailor.model.problem import Problem
+from sailor.sim.kinds import WorkerKind
+
+Floats = NDArray[np.float64]
+
+# (src zone, src gpu, src workers, dst zone, dst gpu, dst workers); None matches any.
+_Key = tuple[str, str | None, int | None, str, str | None, int | None]
+
+
+class LinkIndex:
+    """Finds the most specific link of a problem between two groups of workers."""
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        self._links: dict[_Key, Link] = {}
+        for link in links:
+            key = (
+                link.src, link.src_gpu, link.src_workers, link.dst, link.dst_gpu, link.dst_workers
+            )
+            self._links.setdefault(key, link)
+
+    def find(
+        self, src: WorkerKind, dst: WorkerKind, src_workers: int, dst_workers: int
+    ) -> Link | None:
+        """Return the link for that many workers at each end, or None when none is known."""
+        for src_gpu, dst_gpu in ((src.gpu, dst.gpu), (None, None)):
+            for n_src, n_dst in ((src_workers, dst_workers), (None, None)):
+                found = self._links.get((src.zone, src_gpu, n_src, dst.zone, dst_gpu, n_dst))
+                if found is not None:
+                    return found
+        return None
+
+
+@dataclass(frozen=True)
+class LinkTable:
+    """Links between every pair of K kinds.
+
+    Arrays are [K, K] (source, destination); `known` is False where there is no link. A plain
+    bandwidth is a curve with coefficients (0, 0, GB/s).
+    """
+
+    known: NDArray[np.bool_]
+    latency_s: Floats
+    coefficients: Floats  # [K, K, 3], highest power first, GB/s over log2(MB)
+    min_bytes: Floats
+    max_bytes: Floats
+    peak: Floats  # bytes/s
+
+    def fitted_transfer_s(self, message_bytes: Floats, src: object, dst: object) -> Floats:
+        """Return bytes over the fitted bandwidth, unclamped and without latency.
+
+        This is the published model's transfer. Where the fit is not positive it says nothing, and
+        the transfer is infinitely slow rather than negative.
+        """
+        size = np.asarray(message_bytes, dtype=np.float64)
+        c2, c1, c0 = np.moveaxis(self.coefficients[src, dst], -1, 0)
+        x = np.log2(np.maximum(size, 1e-300) / 1e6)
+        rate = 1e9 * ((c2 * x + c1) * x + c0)
+        usable = self.known[src, dst] & (rate > 0)
+        seconds = np.divide(size, rate, out=np.full(np.shape(rate), np.inf), where=usable)
+        return np.where(size > 0, seconds, 0.0)
+
+    def transfer_s(self, message_bytes: Floats, src: object, dst: object) -> Floats:
+        """Return latency plus bytes over bandwidth, the fit clamped to its measured range.
+
+        Equal to `Link.transfer_s`; a test holds them together.
+        """
+        size = np.asarray(message_bytes, dtype=np.float64)
+        low, peak = self.min_bytes[src, dst], self.peak[src, dst]
+        c2, c1, c0 = np.moveaxis(self.coefficients[src, dst], -1, 0)
+        x = np.log2(np.clip(size, low, self.max_bytes[src, dst]) / 1e6)
+        x_low = np.log2(low / 1e6)
+        floor = np.maximum(1e9 * ((c2 * x_low + c1) * x_low + c0), peak * 1e-3)
+        rate = np.clip(1e9 * ((c2 * x + c1) * x + c0), floor, peak)
+        seconds = self.latency_s[src, dst] + size / rate
+        seconds = np.where(self.known[src, dst], seconds, np.inf)
+        return np.where(size > 0, seconds, 0.0)
+
+
+def link_table(
+    problem: Problem, kinds: Sequence[WorkerKind], *, workers: int | None = None
+) -> LinkTable:
+    """Build the links between kinds; `workers` None: each side sends with its tp GPUs at once."""
+    index = LinkIndex(problem.links)
+    shape = (len(kinds), len(kinds))
+    table = LinkTable(
+        known=np.zeros(shape, dtype=np.bool_),
+        latency_s=np.zeros(shape),
+        coefficients=np.zeros((*shape, 3)),
+        min_bytes=np.ones(shape),
+        max_bytes=np.ones(shape),
+        peak=np.ones(shape),
+    )
+    for i, src in enumerate(kinds):
+        for j, dst in enumerate(kinds):
+            link = index.find(src, dst, workers or src.tp, workers or dst.tp)
+            if link is None:
+                continue
+            table.known[i, j] = True
+            table.latency_s[i, j] = link.latency_s
+            if link.curve is not None:
+                table.coefficients[i, j] = link.curve.coefficients
+                table.min_bytes[i, j] = link.curve.min_bytes
+                table.max_bytes[i, j] = link.curve.max_bytes
+                table.peak[i, j] = link.curve.peak_bytes_per_s
+            elif link.bandwidth is not None:
+                table.coefficients[i, j] = (0.0, 0.0, link.bandwidth / 1e9)
+                table.peak[i, j] = link.bandwidth
+    return table
+
+
+def egress_usd_per_byte(problem: Problem, kinds: Sequence[WorkerKind]) -> Floats:
+    """Return [K, K] dollars a byte from kind to kind; NaN where the price is unknown."""
+    known = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
+    return np.array(
+        [[known.get((src.zone, dst.zone), np.nan) for dst in kinds] for src in kinds]
+    ).reshape(len(kinds), len(kinds))

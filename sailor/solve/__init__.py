@@ -1,0 +1,1 @@
+"""Planners: searches over plans, all scored by the one cost kernel."""

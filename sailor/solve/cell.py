@@ -1,0 +1,155 @@
+"""A cell of the search: one microbatch size and one data-parallel degree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sailor.model.job import Objective
+from sailor.model.problem import Problem
+from sailor.sim.closed_form import Evaluation, PlanBatch, evaluate
+from sailor.sim.models import cost_model
+from sailor.sim.tables import StageTables
+from sailor.solve.pools import Pool
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Added to the score of a plan that breaks a limit, so that any legal plan beats it and a smaller
+# breach beats a larger one. Scores are seconds or dollars an iteration, far below it.
+BREACH = 1e12
+
+
+@dataclass(frozen=True)
+class SearchTables:
+    """Tables of one microbatch size over the leads of the pools.
+
+    `pool` [K] and `tp` [K] say what a kind takes; `room` [R] is the GPUs of each pool.
+    """
+
+    tables: StageTables
+    pool: Ints
+    room: Ints
+    num_replicas: Ints  # [K] replicas of the kind that its pool can hold
+
+    @property
+    def num_kinds(self) -> int:
+        """Return K."""
+        return len(self.tables.kinds)
+
+
+def search_tables(problem: Problem, pools: Sequence[Pool], microbatch: int) -> SearchTables | None:
+    """Build the tables over every (pool, tp) that is profiled; None when there is none."""
+    usable = {(p.gpu, p.tp) for p in problem.profiles if p.microbatch == microbatch}
+    chosen = [
+        (number, pool.lead(tp))
+        for number, pool in enumerate(pools)
+        for tp in pool.tp_degrees()
+        if (pool.gpu, tp) in usable and pool.replicas(tp) > 0
+    ]
+    if not chosen:
+        return None
+    kinds = tuple(kind for _, kind in chosen)
+    return SearchTables(
+        tables=cost_model(problem.cost_model).tables(problem, kinds, microbatch),
+        pool=np.array([number for number, _ in chosen], dtype=np.int64),
+        room=np.array([pool.num_gpus for pool in pools], dtype=np.int64),
+        num_replicas=np.array(
+            [pools[number].replicas(kind.tp) for number, kind in chosen], dtype=np.int64
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`dp` pipelines that share `total` microbatches of one size."""
+
+    search: SearchTables
+    dp: int
+    total: int  # microbatches of all pipelines
+
+    @property
+    def num_microbatches(self) -> int:
+        """Return the microbatches of the pipelines that have the most."""
+        return -(-self.total // self.dp)
+
+    def bound_s(self) -> float:
+        """Return a lower bound on the iteration time of every plan of the cell.
+
+        A replica of kind k passes at most S / t_k blocks a microbatch when no stage takes longer
+        than S, so all replicas together must have sum n_k / t_k >= dp * L / S. In each pool the
+        best kind is taken for all of its GPUs. Fill and drain take at least the fastest kind's
+        pass through the whole model.
+        """
+        tables = self.search.tables
+        whole = np.where(tables.usable, tables.compute_prefix_s[:, -1], np.inf)
+        blocks = tables.compute_prefix_s[:, -2] - tables.compute_prefix_s[:, 1]
+        rate = np.divide(
+            self.search.num_replicas,
+            blocks,
+            out=np.zeros(len(blocks)),
+            where=tables.usable & (blocks > 0),
+        )
+        total_rate = sum(
+            float(rate[self.search.pool == pool].max(initial=0.0))
+            for pool in range(len(self.search.room))
+        )
+        if total_rate <= 0:
+            return float("inf")
+        straggler = self.dp / total_rate
+        fewest = self.total // self.dp
+        return (fewest - 1) * straggler + float(whole.min())
+
+
+class Scorer:
+    """Turns evaluations into one number to minimise, by objective and limits."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.objective = problem.objective
+        limits = problem.constraints
+        self.max_usd = limits.max_usd_per_iteration
+        self.max_s = (
+            None if limits.min_iterations_per_s is None else 1.0 / limits.min_iterations_per_s
+        )
+        self.max_gpus = limits.max_gpus
+        self.headroom_bytes = limits.memory_headroom
+        self.evaluations = 0
+
+    def __call__(self, search: SearchTables, batch: PlanBatch) -> Floats:
+        """Return [B]: seconds or dollars an iteration, plus BREACH for what is not allowed."""
+        self.evaluations += len(batch.kinds)
+        found = evaluate(search.tables, batch, self.headroom_bytes)
+        score = self.of(found)
+        over = pool_overuse(search, batch)
+        score = np.where(over > 0, BREACH * (2 + over), score)
+        if self.max_gpus is not None:
+            gpus = (search.tables.tp[batch.kinds] * batch.width[:, None, :]).sum(axis=(1, 2))
+            score = np.where(gpus > self.max_gpus, BREACH * (2 + gpus / self.max_gpus), score)
+        return score
+
+    def of(self, found: Evaluation) -> Floats:
+        """Return [B] scores of evaluations, without regard to the pool."""
+        seconds, usd = found.iteration_s, found.usd_per_iteration
+        score = seconds if self.objective is Objective.MAX_THROUGHPUT else usd
+        breach = np.zeros(len(seconds))
+        if self.max_usd is not None:
+            breach = np.maximum(breach, usd / self.max_usd - 1)
+        if self.max_s is not None:
+            breach = np.maximum(breach, seconds / self.max_s - 1)
+        # Comparisons with a limit tolerate rounding, like the check of the finished plan.
+        score = np.where(breach > 1e-9, BREACH * (1 + np.minimum(breach, 1e6) * 1e-6), score)
+        score = np.where(found.fits, score, BREACH * 4)
+        return np.where(np.isfinite(score), score, BREACH * 1e6)
+
+
+def pool_overuse(search: SearchTables, batch: PlanBatch) -> Floats:
+    """Return [B]: by which fraction the fullest pool is overdrawn (0: within)."""
+    gpus = search.tables.tp[batch.kinds] * batch.width[:, None, :]
+    worst = np.zeros(len(batch.kinds))
+    for number, room in enumerate(search.room):
+        used = np.where(search.pool[batch.kinds] == number, gpus, 0).sum(axis=(1, 2))
+        worst = np.maximum(worst, (used - room) / max(int(room), 1))
+    return worst

@@ -1,0 +1,285 @@
+"""Planner `dynamic`: the Sailor paper's decomposition, with uneven stages over unlike GPUs.
+
+Cells (microbatch, dp) are visited best bound first. In each the stage programme proposes
+pipelines, which the closed form scores exactly and a local search improves, mixed stages
+included. The best sketches over all cells get zones; the finished plans are scored once more by
+the simulator's estimate, and the best one that breaks nothing is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sailor.interfaces import Limits, Progress, SearchOutcome
+from sailor.model.job import Objective
+from sailor.model.plan import Plan
+from sailor.model.problem import Problem
+from sailor.sim.columns import plan_of
+from sailor.sim.estimate import estimate
+from sailor.solve.cell import BREACH, Cell, Scorer
+from sailor.solve.explain import why_nothing_fits
+from sailor.solve.grid import cells
+from sailor.solve.pools import Pool, pools_of, slots_of
+from sailor.solve.realise import realisations
+from sailor.solve.refine import Scored, refine, score_pipelines
+from sailor.solve.rules import H4, H6, RULES, active_rules
+from sailor.solve.search import Budget
+from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
+
+_MAX_STAGES = 24
+_CEILINGS = 8
+_SEEDS_PER_CELL = 24
+_BEAM = 6
+_CELLS_REFINED = 6
+_FINISHED = 24
+# Rule H4: cells in a row that bring nothing better before the search of cells ends.
+_PATIENCE = 12
+
+
+@dataclass
+class _Found:
+    """The best sketches so far, over all cells and scopes."""
+
+    best: list[tuple[Scored, tuple[Pool, ...]]] = field(default_factory=list)
+
+    def add(self, scored: Sequence[Scored], pools: tuple[Pool, ...]) -> None:
+        legal = [(one, pools) for one in scored if one.score < BREACH]
+        self.best = sorted(self.best + legal, key=lambda item: item[0].score)[:200]
+
+    @property
+    def score(self) -> float:
+        return self.best[0][0].score if self.best else float("inf")
+
+
+class DynamicPlanner:
+    """The dynamic programme with the paper's heuristics."""
+
+    name = "dynamic"
+
+    def unsupported(self, problem: Problem) -> Sequence[str]:
+        """Return nothing: any problem can be taken."""
+        return ()
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> SearchOutcome:
+        """Return the best plan found; see the module."""
+        rules = active_rules(limits.disabled_rules)
+        budget = Budget(limits.wall_s, should_stop)
+        scorer = Scorer(problem)
+        found = _Found()
+        for pools in _scopes(problem, rules):
+            _Search(problem, pools, rules, scorer, budget, on_progress, found).run()
+        plan = self._finish(problem, found, budget)
+        described = tuple(f"{name}: {RULES[name]}" for name in sorted(rules))
+        if plan is None:
+            reasons, proven = why_nothing_fits(problem)
+            return SearchOutcome(
+                None,
+                proven=proven,
+                rules=described,
+                reasons=tuple(reasons),
+                stopped_early=budget.exceeded,
+                evaluations=scorer.evaluations,
+            )
+        return SearchOutcome(
+            plan,
+            rules=described,
+            stopped_early=budget.exceeded,
+            evaluations=scorer.evaluations,
+        )
+
+    @staticmethod
+    def _finish(problem: Problem, found: _Found, budget: Budget) -> Plan | None:
+        """Give zones to the best sketches and return the best plan that breaks nothing."""
+        best: tuple[float, Plan] | None = None
+        for scored, pools in found.best[:_FINISHED]:
+            for cuts, columns in realisations(scored, pools):
+                plan = plan_of(problem.arch.name, cuts, columns, problem.training.global_batch)
+                exact = estimate(problem, plan)
+                if exact.violations:
+                    continue
+                value = (
+                    exact.iteration_s
+                    if problem.objective is Objective.MAX_THROUGHPUT
+                    else exact.usd_per_iteration
+                )
+                if best is None or value < best[0]:
+                    best = (value, plan)
+        return None if best is None else best[1]
+
+
+def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[Pool, ...]]:
+    """Return the sets of pools to search: all together, and each zone alone where there are more.
+
+    A plan inside one zone pays no egress; the merged pools can't see that.
+    """
+    slots = slots_of(problem)
+    if not slots:
+        return []
+    scopes = [pools_of(problem, slots, merge_zones=H6 in rules)]
+    zones = sorted({slot.zone for slot in slots})
+    money = (
+        problem.objective is Objective.MIN_COST
+        or problem.constraints.max_usd_per_iteration is not None
+    )
+    if len(zones) > 1 and money:
+        seen: set[tuple[object, ...]] = set()
+        for zone in zones:
+            alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
+            # Zones with the same GPUs at the same price are one case.
+            key = tuple(
+                (pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone
+            )
+            if key not in seen:
+                seen.add(key)
+                scopes.append(alone)
+    return scopes
+
+
+def _price(problem: Problem, pool: Pool) -> float:
+    kind = pool.slots[0].kinds[0]
+    return next(
+        place.usd_per_hour
+        for place in problem.placements
+        if (place.zone, place.node_type, place.market)
+        == (kind.zone, kind.node_type, kind.market)
+    )
+
+
+class _Search:
+    """One scope: all cells of one set of pools."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        pools: tuple[Pool, ...],
+        rules: frozenset[str],
+        scorer: Scorer,
+        budget: Budget,
+        on_progress: Callable[[Progress], None],
+        found: _Found,
+    ) -> None:
+        self.problem, self.pools, self.rules = problem, pools, rules
+        self.scorer, self.budget, self.on_progress = scorer, budget, on_progress
+        self.found = found
+        space, limits = problem.search_space, problem.constraints
+        self.mixed = space.mixed_types_in_stage
+        caps = [_MAX_STAGES, problem.arch.num_units]
+        caps += [cap for cap in (limits.pp, space.max_pp) if cap is not None]
+        self.stage_rules = StageRules(
+            max_stages=min(caps),
+            stages=limits.pp,
+            even=not space.uneven_layers,
+            min_cost=problem.objective is Objective.MIN_COST,
+            max_s=scorer.max_s,
+            max_usd=scorer.max_usd,
+        )
+
+    def run(self) -> None:
+        """Search cell after cell, then improve the best of the most promising cells."""
+        ordered = sorted(
+            ((self._bound(cell), number, cell)
+             for number, cell in enumerate(cells(self.problem, self.pools, self.rules))),
+            key=lambda item: item[:2],
+        )
+        by_cell: list[tuple[float, Cell, list[Scored]]] = []
+        since_better = 0
+        own_best = float("inf")
+        for bound, _, cell in ordered:
+            if bound >= self.found.score or self.budget.over():
+                break
+            if H4 in self.rules and since_better >= _PATIENCE and own_best < float("inf"):
+                break
+            scored = self._search_cell(cell)
+            if not scored:
+                continue
+            self.found.add(scored[:8], self.pools)
+            by_cell.append((scored[0].score, cell, scored))
+            since_better = 0 if scored[0].score < own_best * (1 - 1e-4) else since_better + 1
+            own_best = min(own_best, scored[0].score)
+            self._report(f"microbatch {cell.search.tables.microbatch}, dp {cell.dp}")
+        by_cell.sort(key=lambda item: item[0])
+        for _, _, scored in by_cell[:_CELLS_REFINED]:
+            if self.budget.over():
+                break
+            better = refine(
+                scored,
+                self.scorer,
+                self.stage_rules,
+                mixed=self.mixed,
+                width=_BEAM,
+                max_rounds=40,
+                should_stop=self.budget.over,
+            )
+            self.found.add(better, self.pools)
+            self._report("improving")
+
+    def _bound(self, cell: Cell) -> float:
+        bound_s = cell.bound_s()
+        if self.problem.objective is Objective.MAX_THROUGHPUT:
+            return bound_s
+        if self.scorer.max_s is not None and bound_s > self.scorer.max_s:
+            return float("inf")
+        tables = cell.search.tables
+        # Every sample passes the whole model on some kind; idle time only adds.
+        whole = tables.compute_prefix_s[:, -1] * tables.tp * tables.usd_per_gpu_hour / 3600.0
+        return float(np.where(tables.usable, whole, np.inf).min()) * cell.total
+
+    def _search_cell(self, cell: Cell) -> list[Scored]:
+        kind_sets: list[tuple[int, ...] | None] = [None]
+        if not self.problem.search_space.tp_per_stage:
+            tps = sorted(set(cell.search.tables.tp.tolist()))
+            kind_sets = [
+                tuple(np.flatnonzero(cell.search.tables.tp == tp).tolist()) for tp in tps
+            ]
+        found: list[Scored] = []
+        for kinds in kind_sets:
+            programme = StageProgramme(cell, replace(self.stage_rules, kinds=kinds))
+            pipelines = _single_stage(cell, programme)
+            if self.stage_rules.stages not in (None, 1):
+                pipelines = []
+            if self.stage_rules.stages != 1:
+                pipelines += programme.run(self._ceilings(cell, programme), _SEEDS_PER_CELL)
+            found.extend(score_pipelines(cell, pipelines, self.scorer))
+        return sorted(found, key=lambda scored: scored.score)
+
+    def _ceilings(self, cell: Cell, programme: StageProgramme) -> np.ndarray[
+        tuple[int, ...], np.dtype[np.float64]
+    ]:
+        further = max(cell.num_microbatches - 1, 1)
+        low = max(0.0, cell.bound_s() / (further + 1) * 0.5)
+        high = float("inf")
+        if self.problem.objective is Objective.MAX_THROUGHPUT and self.found.best:
+            high = self.found.score / further
+        elif self.scorer.max_s is not None:
+            high = self.scorer.max_s / further
+        floor = _straggler_floor(cell)
+        return programme.attainable(max(low, floor), min(high, 4.0 * max(floor, low)), _CEILINGS)
+
+    def _report(self, what: str) -> None:
+        best = self.found.score
+        if self.problem.objective is Objective.MAX_THROUGHPUT and best < float("inf"):
+            best = 1.0 / best
+        self.on_progress(
+            Progress(what, best if best < float("inf") else None, self.scorer.evaluations)
+        )
+
+
+def _straggler_floor(cell: Cell) -> float:
+    fewest = cell.total // cell.dp
+    tables = cell.search.tables
+    whole = float(np.where(tables.usable, tables.compute_prefix_s[:, -1], np.inf).min())
+    return max(0.0, (cell.bound_s() - whole) / max(fewest - 1, 1))
+
+
+def _single_stage(cell: Cell, programme: StageProgramme) -> list[Pipeline]:
+    """Return the pipelines of one stage, one for each kind that has the replicas."""
+    return [Pipeline((0, cell.search.tables.num_units), (kind,)) for kind in programme.kinds]

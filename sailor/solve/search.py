@@ -1,0 +1,22 @@
+"""What all planners share: a budget of time, and being told to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Budget:
+    """Wall-clock limit and stop signal; once over, it stays over."""
+
+    def __init__(self, wall_s: float | None, should_stop: Callable[[], bool]) -> None:
+        self._deadline = None if wall_s is None else time.monotonic() + wall_s
+        self._should_stop = should_stop
+        self.exceeded = False
+
+    def over(self) -> bool:
+        """Return whether the search must end now."""
+        if not self.exceeded:
+            late = self._deadline is not None and time.monotonic() >= self._deadline
+            self.exceeded = late or self._should_stop()
+        return self.exceeded

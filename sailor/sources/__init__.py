@@ -1,0 +1,1 @@
+"""Sources that ship with sailor: prices, profiles, networks, availability."""
