@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from sailor.errors import InputError
 from sailor.model.hardware import BandwidthCurve, Link
 from sailor.profiling.latency import SAME_REGION, SAME_ZONE, AssumedLatency
-from sailor.profiling.sosp25_tables import count, gpu_name, items
+from sailor.profiling.sosp25_tables import bad, count, gpu_name, items
+from sailor.profiling.store_format import first_error
 
 # Half of the smallest round trip between VMs; the region table of `zones` has the same figure.
 _BETWEEN_REGIONS: Mapping[frozenset[str], AssumedLatency] = {
@@ -49,7 +50,10 @@ def read_links(document: object, where: str, source: str, remarks: list[str]) ->
                 f"{name} was measured in a cluster of its own, which the artifact calls "
                 f"{zone}; its links to other types there are not measured"
             )
-        links.extend(_links_from(zone, gpu, table, place, source))
+        try:
+            links.extend(_links_from(zone, gpu, table, place, source))
+        except ValidationError as error:
+            raise bad(first_error(error), place) from error
     return tuple(links)
 
 
@@ -97,8 +101,8 @@ def _flat(table: object) -> dict[tuple[str, str, str, str], str]:
     for workers, by_zone in items(table, "bandwidth file"):
         for dst, by_gpu in items(by_zone, "bandwidth file"):
             for gpu, by_workers in items(by_gpu, "bandwidth file"):
-                for count, fit in items(by_workers, "bandwidth file"):
-                    found[workers, dst, gpu, count] = repr(fit)
+                for dst_workers, fit in items(by_workers, "bandwidth file"):
+                    found[workers, dst, gpu, dst_workers] = repr(fit)
     return found
 
 

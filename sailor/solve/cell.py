@@ -34,6 +34,7 @@ class SearchTables:
     pool: Ints
     room: Ints
     num_replicas: Ints  # [K] replicas of the kind that its pool can hold
+    mixable: NDArray[np.bool_]  # [K, K] whether two kinds may hold replicas of one stage
 
     @property
     def num_kinds(self) -> int:
@@ -41,7 +42,9 @@ class SearchTables:
         return len(self.tables.kinds)
 
 
-def search_tables(problem: Problem, pools: Sequence[Pool], microbatch: int) -> SearchTables | None:
+def search_tables(
+    problem: Problem, pools: Sequence[Pool], microbatch: int, *, stage_in_region: bool
+) -> SearchTables | None:
     """Build the tables over every (pool, tp) that is profiled; None when there is none."""
     usable = {(p.gpu, p.tp) for p in problem.profiles if p.microbatch == microbatch}
     chosen = [
@@ -53,6 +56,7 @@ def search_tables(problem: Problem, pools: Sequence[Pool], microbatch: int) -> S
     if not chosen:
         return None
     kinds = tuple(kind for _, kind in chosen)
+    region = np.array([problem.zone(kind.zone).region for kind in kinds])
     return SearchTables(
         tables=cost_model(problem.cost_model).tables(problem, kinds, microbatch),
         pool=np.array([number for number, _ in chosen], dtype=np.int64),
@@ -60,6 +64,7 @@ def search_tables(problem: Problem, pools: Sequence[Pool], microbatch: int) -> S
         num_replicas=np.array(
             [pools[number].replicas(kind.tp) for number, kind in chosen], dtype=np.int64
         ),
+        mixable=(region[:, None] == region[None, :]) | (not stage_in_region),
     )
 
 

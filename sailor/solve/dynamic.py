@@ -22,6 +22,7 @@ from sailor.sim.estimate import estimate
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.grid import cells
+from sailor.solve.probe import probe
 from sailor.solve.pools import Pool, pools_of, slots_of
 from sailor.solve.realise import realisations
 from sailor.solve.refine import Scored, refine, score_pipelines
@@ -32,6 +33,7 @@ from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
 _MAX_STAGES = 24
 _CEILINGS = 8
 _SEEDS_PER_CELL = 24
+_PROBES_PER_CELL = 6
 _BEAM = 6
 _CELLS_REFINED = 6
 _FINISHED = 24
@@ -184,29 +186,45 @@ class _Search:
         )
 
     def run(self) -> None:
-        """Search cell after cell, then improve the best of the most promising cells."""
-        ordered = sorted(
-            ((self._bound(cell), number, cell)
-             for number, cell in enumerate(cells(self.problem, self.pools, self.rules))),
-            key=lambda item: item[:2],
+        """Probe every cell, run the programme on the promising ones, improve the best."""
+        grid = cells(self.problem, self.pools, self.rules)
+        bounds = [self._bound(cell) for cell in grid]
+        space = self.problem.search_space
+        probed = probe(
+            grid,
+            self.scorer,
+            max_stages=self.stage_rules.max_stages,
+            stages=self.stage_rules.stages,
+            same_tp=not space.tp_per_stage,
+            even=self.stage_rules.even,
+            keep=_PROBES_PER_CELL,
         )
-        by_cell: list[tuple[float, Cell, list[Scored]]] = []
+        for scored in probed.values():
+            self.found.add(scored, self.pools)
+        self._report("probing")
+        order = sorted(
+            range(len(grid)),
+            key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
+        )
+        by_cell: list[tuple[float, int, list[Scored]]] = []
         since_better = 0
-        own_best = float("inf")
-        for bound, _, cell in ordered:
-            if bound >= self.found.score or self.budget.over():
-                break
-            if H4 in self.rules and since_better >= _PATIENCE and own_best < float("inf"):
-                break
-            scored = self._search_cell(cell)
-            if not scored:
+        for number in order:
+            if bounds[number] >= self.found.score:
                 continue
-            self.found.add(scored[:8], self.pools)
-            by_cell.append((scored[0].score, cell, scored))
-            since_better = 0 if scored[0].score < own_best * (1 - 1e-4) else since_better + 1
-            own_best = min(own_best, scored[0].score)
-            self._report(f"microbatch {cell.search.tables.microbatch}, dp {cell.dp}")
-        by_cell.sort(key=lambda item: item[0])
+            if self.budget.over() or (H4 in self.rules and since_better >= _PATIENCE):
+                break
+            before = self.found.score
+            scored = self._search_cell(grid[number]) + probed.get(number, [])
+            scored.sort(key=lambda one: one.score)
+            if not scored or scored[0].score >= BREACH:
+                continue
+            self.found.add(scored[:_PROBES_PER_CELL], self.pools)
+            by_cell.append((scored[0].score, number, scored))
+            since_better = 0 if self.found.score < before * (1 - 1e-4) else since_better + 1
+            self._report(
+                f"microbatch {grid[number].search.tables.microbatch}, dp {grid[number].dp}"
+            )
+        by_cell.sort(key=lambda item: item[:2])
         for _, _, scored in by_cell[:_CELLS_REFINED]:
             if self.budget.over():
                 break

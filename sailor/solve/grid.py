@@ -8,7 +8,7 @@ from dataclasses import replace
 from sailor.model.problem import Problem
 from sailor.solve.cell import Cell, SearchTables, search_tables
 from sailor.solve.pools import Pool
-from sailor.solve.rules import H2, H3
+from sailor.solve.rules import H2, H3, H5
 
 
 def microbatches(problem: Problem) -> list[int]:
@@ -28,7 +28,7 @@ def cells(
     """Return every cell that can hold at least one pipeline, in order of microbatch and dp."""
     found: list[Cell] = []
     for size in microbatches(problem):
-        search = search_tables(problem, pools, size)
+        search = search_tables(problem, pools, size, stage_in_region=H5 in rules)
         if search is None:
             continue
         if H2 in rules:

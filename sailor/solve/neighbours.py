@@ -161,6 +161,7 @@ def _mixed(cell: Cell, sketches: Sketches, kinds: Ints) -> Iterator[Sketches]:
                 (own, np.full_like(own, kind), cell.dp - _fits(own, without, room, pool, tp, cell)),
             ):
                 legal = (num_second > 0) & (num_second < cell.dp) & (first != second)
+                legal &= search.mixable[first, second]
                 if not legal.any():
                     continue
                 part = sketches.take(legal)

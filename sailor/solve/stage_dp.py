@@ -248,7 +248,7 @@ class StageProgramme:
             shape[1 + pool] = room + 1
             rent = np.where(gpus > 0, gpus * (cheapest if np.isfinite(cheapest) else 0.0), 0.0)
             usd_per_s = usd_per_s + rent.reshape(shape)
-        usd = seconds * usd_per_s
+        usd = np.where(np.isfinite(seconds), np.where(np.isfinite(seconds), seconds, 0.0) * usd_per_s, np.inf)
         score = usd if rules.min_cost else seconds
         if rules.max_s is not None:
             score = np.where(seconds <= rules.max_s, score, np.inf)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+from sailor.errors import SailorError
 from sailor.interfaces import (
     AvailabilitySource,
     NetworkModel,
@@ -24,6 +26,7 @@ from sailor.testing.tiny import tiny_jobs
 
 STRANGE_ZONE = "nowhere-1"
 STRANGE_NODE = "nowhere-8"
+STRANGE_GPU = "nobody-knows"
 
 
 class PriceSourceContract(Contract[PriceSource]):
@@ -100,14 +103,15 @@ class ProfileSourceContract(Contract[ProfileSource]):
             )
 
     def test_a_gpu_that_nobody_knows_is_not_profiled(self) -> None:
-        """No grid and no profile, rather than zeros or another GPU's figures."""
+        """An empty grid and no profile, or an error that names it: no zeros, no other's figures."""
         source, context = self.provided(), self.context()
         model, training, _ = self.known()
-        require(
-            not source.grid(model, training, "nobody-knows", context)
-            and source.profile(model, training, "nobody-knows", 1, 1, context) is None,
-            "it has a profile for a GPU type that is in no catalogue",
-        )
+        with suppress(SailorError):
+            grid = source.grid(model, training, STRANGE_GPU, context)
+            require(not grid, f"it has a grid for a GPU type that is in no catalogue: {grid}")
+        with suppress(SailorError):
+            found = source.profile(model, training, STRANGE_GPU, 1, 1, context)
+            require(found is None, f"it has figures for one that is in no catalogue: {found}")
 
 
 class NetworkModelContract(Contract[NetworkModel]):

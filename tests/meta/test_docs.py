@@ -45,7 +45,7 @@ def test_the_layer_table_is_the_contract() -> None:
     contract = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^layers = \[(.*?)^\]", contract, re.MULTILINE | re.DOTALL)
     assert block is not None
-    internal = {"plugin_check"}
+    internal = {"plugin_check", "__main__"}
     wanted = [layer for layer in re.findall(r"\w+", block[1]) if layer not in internal]
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `sailor.")]

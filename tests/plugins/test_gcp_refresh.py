@@ -13,9 +13,10 @@ from sailor.errors import InputError
 from sailor.interfaces import PriceQuery, SourceContext
 from sailor.model.catalog import Catalog
 from sailor.model.hardware import Market
+from sailor_gcp_pricing.commands import gcp
 from sailor_gcp_pricing.gcosts import read_gcosts
 from sailor_gcp_pricing.prices import GcpPrices
-from sailor_gcp_pricing.refresh import gcp, make_snapshot
+from sailor_gcp_pricing.refresh import make_snapshot
 from sailor_gcp_pricing.skypilot import read_skypilot
 from sailor_gcp_pricing.snapshot import MachinePrice
 
@@ -251,7 +252,7 @@ def test_a_refreshed_snapshot_prices_a_job(tmp_path: Path) -> None:
     path, out = tmp_path / "vms.csv", tmp_path / "mine.csv"
     path.write_text(HEAD + "\n".join(T13) + "\n")
     said = run(["refresh", "--from", str(path), "--as-of", "2026-11-01", "--out", str(out)])
-    assert "2 machines with a price in 3 places, 1 without, 1 remarks" in said
+    assert "2 prices of machines in 3 zones or regions, 1 without a price, 1 with a remark" in said
     query = PriceQuery("europe-west4-a", "a2-megagpu-16g", Market.ON_DEMAND)
     (price,) = GcpPrices().prices([query], SourceContext(Catalog.builtin(), out)).prices
     assert price.usd_per_hour == pytest.approx(35.50242)

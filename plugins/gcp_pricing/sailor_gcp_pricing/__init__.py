@@ -24,6 +24,6 @@ def sailor_price_sources() -> Iterable[PriceSource]:
 @hookimpl
 def sailor_commands(group: click.Group) -> None:
     """Add `sailor gcp`."""
-    from sailor_gcp_pricing.refresh import gcp
+    from sailor_gcp_pricing.commands import gcp
 
     group.add_command(gcp)

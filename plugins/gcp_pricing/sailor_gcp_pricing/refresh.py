@@ -1,10 +1,8 @@
-"""`sailor gcp refresh`: a public price list into a snapshot of the user's own."""
+"""A public price list into a snapshot of the user's own."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import click
 
 from sailor.errors import InputError
 from sailor.model.catalog import Catalog
@@ -19,32 +17,8 @@ _BY_SUFFIX = {".csv": "skypilot", ".yml": "gcosts", ".yaml": "gcosts", ".json": 
 _TITLES = {"skypilot": "SkyPilot catalogue", "gcosts": "gcosts pricing file"}
 
 
-@click.group()
-def gcp() -> None:
-    """Prices of Google Cloud."""
-
-
-@gcp.command()
-@click.option(
-    "--from", "path", required=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="A SkyPilot catalogue (gcp/vms.csv) or a gcosts pricing.yml.",
-)  # fmt: skip
-@click.option(
-    "--format", "kind", type=click.Choice(sorted(_READERS)),
-    help="What FILE is. Without it, its suffix tells: .csv is skypilot, .yml is gcosts.",
-)  # fmt: skip
-@click.option(
-    "--as-of", required=True, metavar="DATE", help="The day of the prices, such as 2026-11-01."
-)
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="SNAPSHOT",
-    help="The file to write.",
-)  # fmt: skip
-def refresh(path: Path, kind: str | None, as_of: str, out: Path) -> None:
-    """Make a price snapshot from a public price list.
-
-    A job uses it with `sources: {prices: {gcp: SNAPSHOT}}`. No network is used.
-    """
+def write_snapshot(path: Path, kind: str | None, as_of: str, out: Path) -> str:
+    """Write the snapshot of a public price list, and return a sentence about it."""
     snapshot = make_snapshot(path, kind, as_of)
     if out.exists() and path.exists() and out.samefile(path):
         raise InputError("--out is the file to read", where=str(out), hint="name another file")
@@ -52,9 +26,10 @@ def refresh(path: Path, kind: str | None, as_of: str, out: Path) -> None:
     prices = snapshot.prices
     unknown = sum(1 for price in prices if price.on_demand is None and price.spot is None)
     remarks = sum(1 for price in prices if price.remark)
-    click.echo(
-        f"wrote {out}: {len(prices) - unknown} machines with a price in "
-        f"{len({price.place for price in prices})} places, {unknown} without, {remarks} remarks"
+    places = len({price.place for price in prices})
+    return (
+        f"wrote {out}: {len(prices) - unknown} prices of machines in {places} zones or regions, "
+        f"{unknown} without a price, {remarks} with a remark"
     )
 
 

@@ -1,0 +1,3 @@
+"""`sailor profile`: layer profiles."""
+
+from __future__ import annotations

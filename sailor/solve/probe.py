@@ -1,0 +1,151 @@
+"""Probes: simple pipelines of every cell at once, to find an incumbent and an order of cells.
+
+Even stages of one kind, and pipelines of two kinds in which each kind's stages hold units in
+proportion to its speed. All cells of one microbatch size are scored together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sailor.sim.closed_form import PlanBatch
+from sailor.solve.cell import Cell, Scorer, SearchTables
+from sailor.solve.refine import Scored
+from sailor.solve.sketch import Sketches
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_MOST_STAGES = 14
+_MOST_DEGREES = 28  # dp degrees that pipelines of two kinds are tried at
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Probes of one number of stages: cell index, unit boundaries, kinds."""
+
+    cell: Ints  # [B]
+    cuts: Ints  # [B, P + 1]
+    kinds: Ints  # [B, P]
+
+
+def probe(
+    cells: Sequence[Cell],
+    scorer: Scorer,
+    *,
+    max_stages: int,
+    stages: int | None,
+    same_tp: bool,
+    even: bool,
+    keep: int,
+) -> dict[int, list[Scored]]:
+    """Return, by index of the cell, its best probes (up to `keep`), best first."""
+    found: dict[int, list[Scored]] = {}
+    by_search: dict[int, list[int]] = {}
+    for number, cell in enumerate(cells):
+        by_search.setdefault(id(cell.search), []).append(number)
+    for members in by_search.values():
+        search = cells[members[0]].search
+        degrees = np.array([cells[number].dp for number in members], dtype=np.int64)
+        counts = np.array([cells[number].num_microbatches for number in members], dtype=np.int64)
+        deepest = min(max_stages, search.tables.num_units, _MOST_STAGES)
+        for depth in [stages] if stages is not None else range(1, deepest + 1):
+            for rows in _probes(search, degrees, depth, same_tp=same_tp, even=even):
+                batch = PlanBatch(
+                    cuts=rows.cuts,
+                    kinds=rows.kinds[:, :, None],
+                    width=degrees[rows.cell][:, None],
+                    num_microbatches=counts[rows.cell][:, None],
+                )
+                scores = scorer(search, batch)
+                _keep_best(found, cells, members, rows, scores, keep)
+    return found
+
+
+def _keep_best(
+    found: dict[int, list[Scored]],
+    cells: Sequence[Cell],
+    members: Sequence[int],
+    rows: _Rows,
+    scores: Floats,
+    keep: int,
+) -> None:
+    order = np.lexsort((scores, rows.cell))
+    place, previous = 0, -1
+    for row in order:
+        local = int(rows.cell[row])
+        place = place + 1 if local == previous else 0
+        previous = local
+        if place >= keep:
+            continue
+        number = members[local]
+        kinds = rows.kinds[row : row + 1]
+        sketch = Sketches(rows.cuts[row : row + 1], kinds, kinds, np.zeros_like(kinds))
+        best = found.setdefault(number, [])
+        best.append(Scored(float(scores[row]), cells[number], sketch))
+        best.sort(key=lambda scored: scored.score)
+        del best[keep:]
+
+
+def _probes(
+    search: SearchTables, degrees: Ints, depth: int, *, same_tp: bool, even: bool
+) -> Iterator[_Rows]:
+    usable = np.flatnonzero(search.tables.usable)
+    units = search.tables.num_units
+    if depth > units:
+        return
+    even_cuts = np.round(np.linspace(0, units, depth + 1)).astype(np.int64)
+    cell, kind = np.meshgrid(np.arange(len(degrees)), usable, indexing="ij")
+    cell, kind = cell.ravel(), kind.ravel()
+    enough = search.num_replicas[kind] >= depth * degrees[cell]
+    cell, kind = cell[enough], kind[enough]
+    if len(cell):
+        yield _Rows(
+            cell,
+            np.repeat(even_cuts[None], len(cell), axis=0),
+            np.repeat(kind[:, None], depth, axis=1),
+        )
+    if depth > 1 and len(usable) > 1:
+        yield from _two_kinds(search, degrees, depth, usable, same_tp=same_tp, even=even)
+
+
+def _two_kinds(
+    search: SearchTables, degrees: Ints, depth: int, usable: Ints, *, same_tp: bool, even: bool
+) -> Iterator[_Rows]:
+    tables = search.tables
+    some = np.arange(len(degrees))
+    if len(some) > _MOST_DEGREES:
+        some = np.unique(np.linspace(0, len(degrees) - 1, _MOST_DEGREES).astype(np.int64))
+    speed = 1.0 / np.maximum(tables.compute_prefix_s[:, -1], 1e-12)
+    position = np.arange(depth)
+    for a in usable:
+        for b in usable:
+            different = search.pool[a] != search.pool[b]
+            if not different or (same_tp and tables.tp[a] != tables.tp[b]):
+                continue
+            most = np.minimum(search.num_replicas[a] // degrees[some], depth - 1)
+            for fewer in (0, 1, 2):
+                of_a = most - fewer
+                enough = (of_a >= 1) & ((depth - of_a) * degrees[some] <= search.num_replicas[b])
+                if not enough.any():
+                    continue
+                cells, count = some[enough], of_a[enough]
+                first = position[None, :] < count[:, None]
+                kinds = np.where(first, a, b)
+                share = np.ones_like(kinds, dtype=float) if even else speed[kinds]
+                yield _Rows(cells, _cuts(share, tables.num_units), kinds)
+
+
+def _cuts(share: Floats, units: int) -> Ints:
+    """Return [B, P + 1] boundaries of units in proportion to `share` [B, P], at least one each."""
+    depth = share.shape[1]
+    ends = np.cumsum(share, axis=1) / share.sum(axis=1, keepdims=True) * units
+    cuts = np.zeros((len(share), depth + 1), dtype=np.int64)
+    cuts[:, 1:] = np.round(ends).astype(np.int64)
+    least = np.arange(depth + 1)
+    cuts = np.maximum.accumulate(cuts - least, axis=1) + least
+    return np.minimum(cuts, units - least[::-1])
