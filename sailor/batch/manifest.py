@@ -105,12 +105,11 @@ class Manifest:
 
     def append(self, entry: Entry) -> None:
         """Add an entry for good: when this returns, a power cut does not lose it."""
-        with FileLock(self._locks / "manifest.lock"):
-            with self.path.open("ab+") as file:
-                _drop_torn_line(file.fileno())
-                file.write(entry.model_dump_json(exclude_none=True).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+        with FileLock(self._locks / "manifest.lock"), self.path.open("ab+") as file:
+            _drop_torn_line(file.fileno())
+            file.write(entry.model_dump_json(exclude_none=True).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.refresh()
 
     @contextmanager

@@ -57,7 +57,7 @@ class Tally:
 
 def _word(outcome: Outcome) -> str:
     if outcome.what == "done" and outcome.entry is not None:
-        return outcome.entry.status
+        return outcome.entry.status.replace("_", " ")
     return {
         "up_to_date": "up to date",
         "failed_before": "failed before",
@@ -79,6 +79,7 @@ def run_batch(
     manifest = Manifest(setup.folder)
     if not setup.options.dry_run:
         manifest.create()
+    order = {job.origin: index for index, job in enumerate(jobs)}
     batch = _Batch(jobs, setup, manifest, min(workers, len(jobs)), on_outcome)
     try:
         while batch.step(stopping=should_stop()):
@@ -86,6 +87,7 @@ def run_batch(
         batch.finish()
     finally:
         batch.close()
+    batch.tally.outcomes.sort(key=lambda outcome: order[outcome.origin])
     return batch.tally
 
 

@@ -111,8 +111,8 @@ def summary_text(tally: Tally, out: Path) -> str:
     ]
     return blocks(
         title,
-        section("Failed", listing([_sentence(o) for o in tally.failures()], most=None)),
-        section("Infeasible", listing(unplanned, most=None)),
+        section("Failed", listing([_sentence(o) for o in tally.failures()])),
+        section("Infeasible", listing(unplanned)),
         f"{left} jobs are left: run the same command to go on" if tally.stopped else "",
     )
 

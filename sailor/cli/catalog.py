@@ -24,7 +24,7 @@ KINDS = ("gpus", "nodes", "zones", "prices")
 
 
 @click.command(short_help="Show hardware and prices.")
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice(KINDS), metavar="gpus|nodes|zones|prices")
 @click.option("--gpu", metavar="NAME", help="Only what has this GPU type (not for zones).")
 @click.option("--zone", metavar="NAME", help="Only this zone (zones and prices).")
 @click.option("--source", metavar="NAME", help="prices: ask only this price source.")
@@ -140,54 +140,61 @@ def price_query(price: Price) -> PriceQuery:
 
 
 def _price_table(catalog: Catalog, prices: Sequence[Price]) -> str:
-    from sailor.report.layout import number, table
+    from sailor.report.layout import Footnotes, number, table
 
-    return table(
+    notes = Footnotes()
+    shown = table(
         ("zone", "node type", "GPUs", "market", "USD/h", "as of", "source"),
         [
             (
                 price.zone, price.node_type,
                 f"{catalog.nodes[price.node_type].num_gpus} {catalog.nodes[price.node_type].gpu}",
-                str(price.market), number(price.usd_per_hour), str(price.as_of), price.source,
+                str(price.market), number(price.usd_per_hour), str(price.as_of),
+                notes.mark(price.source),
             )
             for price in prices
         ],
         left="llllrll",
     )  # fmt: skip
+    return notes.under(shown)
 
 
 def _gpu_table(gpus: Sequence[GpuType]) -> str:
-    from sailor.report.layout import gib, number, table
+    from sailor.report.layout import Footnotes, gib, number, table
 
-    return table(
+    notes = Footnotes()
+    shown = table(
         ("GPU", "GiB", "fp32 TFLOP/s", "half TFLOP/s", "memory GB/s", "bf16", "source"),
         [
             (
                 gpu.name, gib(gpu.memory_bytes), number(gpu.fp32_flop_per_s / 1e12),
                 number(gpu.half_flop_per_s / 1e12), number(gpu.memory_bandwidth / 1e9),
-                "yes" if gpu.bf16 else "no", gpu.source,
+                "yes" if gpu.bf16 else "no", notes.mark(gpu.source),
             )
             for gpu in gpus
         ],
         left="lrrrrll",
     )  # fmt: skip
+    return notes.under(shown)
 
 
 def _node_table(nodes: Sequence[NodeType]) -> str:
-    from sailor.report.layout import number, table
+    from sailor.report.layout import Footnotes, number, table
 
-    return table(
+    notes = Footnotes()
+    shown = table(
         ("node type", "provider", "GPUs", "in node GB/s", "network Gbit/s", "source"),
         [
             (
                 node.name, node.provider, f"{node.num_gpus} {node.gpu}",
                 number(node.intra_node_bandwidth / 1e9), number(node.nic_bandwidth * 8 / 1e9),
-                node.source,
+                notes.mark(node.source),
             )
             for node in nodes
         ],
         left="lllrrl",
     )  # fmt: skip
+    return notes.under(shown)
 
 
 def _zone_table(zones: Sequence[Zone]) -> str:

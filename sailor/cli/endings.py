@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ def _bug(error: BaseException, *, debug: bool) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     text = " ".join(str(error).split())[:300]
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     more = "" if debug else ", and run again with --debug for the traceback"
     return (
         f"this is a bug in sailor ({what}{place}); please report it with the input and what "

@@ -14,22 +14,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 OBJECTIVES = ("max_throughput", "min_cost")
 
 
-class PositiveSeconds(click.ParamType):
-    """A finite number of seconds above 0."""
-
-    name = "seconds"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the seconds, or fail with a sentence."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not math.isfinite(seconds) or seconds <= 0:
-            self.fail(f"{value!r} is not a number of seconds above 0", param, ctx)
-        return seconds
+def _positive(
+    _ctx: click.Context, _parameter: click.Parameter, value: float | None
+) -> float | None:
+    if value is not None and (not math.isfinite(value) or value <= 0):
+        raise click.BadParameter(f"{value:g} is not a number of seconds above 0")
+    return value
 
 
 OUT_FILE = click.Path(path_type=Path)
@@ -51,7 +41,8 @@ def search_options(function: _F) -> _F:
             ),
             click.option(
                 "--time-limit",
-                type=PositiveSeconds(),
+                type=float,
+                callback=_positive,
                 metavar="S",
                 help="Stop searching after S seconds with the best plan so far.",
             ),

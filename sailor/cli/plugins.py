@@ -49,7 +49,7 @@ def command(session: Session, format_: str) -> None:
     data(
         blocks(
             section("Plug-ins", shown),
-            section("Broken", listing(faults, most=None)),
+            section("Broken", listing(faults)),
             section("Names to use", kinds),
         )
     )

@@ -16,7 +16,7 @@ KINDS = ("job", "plan", "result")
 
 
 @click.command(short_help="Print a JSON Schema.")
-@click.argument("kind", type=click.Choice(KINDS))
+@click.argument("kind", type=click.Choice(KINDS), metavar="job|plan|result")
 def command(kind: str) -> None:
     """Print the JSON Schema of a job, plan or result file."""
     data(json.dumps(schema_of(kind), indent=2) + "\n")

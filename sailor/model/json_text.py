@@ -145,7 +145,9 @@ def _refuse_odd_values(document: Document) -> None:
             for key, inner in value.items():
                 if is_odd_text(key):
                     raise document.error(
-                        f"the key {shown(key)} holds a control character", path, hint="leave it out"
+                        f"the key {shown(key)} holds a control character",
+                        (*path, key),
+                        hint="leave it out",
                     )
                 todo.append(((*path, key), inner))
         elif isinstance(value, list):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 WIDTH = 100
 MAX_LISTED = 12
+MAX_NOTE = 180  # characters of one note
+MAX_IN_ROW = 16  # characters of a text that is repeated in each row
 _INDENT = "  "
+_GAP = "      "
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: str = "") -> str:
@@ -44,12 +48,47 @@ def section(title: str, body: str) -> str:
     return f"{title}\n{body}" if body else ""
 
 
-def listing(sentences: Sequence[str], *, most: int | None = MAX_LISTED) -> str:
-    """Return sentences as a list, wrapped; after `most` of them only how many more there are."""
-    kept = list(sentences if most is None or len(sentences) <= most + 1 else sentences[:most])
+class Footnotes:
+    """Long texts that many rows share: a number in the row, the text once below the table."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, int] = {}
+
+    def mark(self, text: str) -> str:
+        """Return the number of a text, in brackets; a short text stands for itself."""
+        if len(text) <= MAX_IN_ROW:
+            return text
+        return f"[{self._texts.setdefault(text, len(self._texts) + 1)}]"
+
+    def under(self, body: str) -> str:
+        """Return a table with the texts below it."""
+        notes = [wrapped(text, bullet=f"[{n}] ") for text, n in self._texts.items()]
+        return "\n".join((body, *notes))
+
+
+def beside(left: str, right: str) -> str:
+    """Return two blocks side by side where both fit, otherwise one below the other."""
+    pairs = list(zip_longest(left.splitlines(), right.splitlines(), fillvalue=""))
+    at = max((len(line) for line, _ in pairs), default=0) + len(_GAP)
+    if at + max((len(line) for _, line in pairs), default=0) > WIDTH:
+        return f"{left}\n\n{right}"
+    return "\n".join(f"{first:<{at}}{second}".rstrip() for first, second in pairs)
+
+
+def listing(sentences: Sequence[str]) -> str:
+    """Return sentences as a list, wrapped, all of them in full."""
+    return "\n".join(wrapped(sentence, bullet="- ") for sentence in sentences)
+
+
+def digest(sentences: Sequence[str]) -> str:
+    """Return the start of a list that may be long: the first sentences, two lines of each."""
+    kept = list(sentences if len(sentences) <= MAX_LISTED + 1 else sentences[:MAX_LISTED])
+    short = [text if len(text) <= MAX_NOTE else text[: MAX_NOTE - 3] + "..." for text in kept]
     if len(kept) < len(sentences):
-        kept.append(f"and {len(sentences) - len(kept)} more (--format json has them all)")
-    return "\n".join(wrapped(sentence, bullet="- ") for sentence in kept)
+        short.append(f"and {len(sentences) - len(kept)} more")
+    if short != list(sentences):
+        short[-1] += " (--format json has all of it)"
+    return listing(short)
 
 
 def wrapped(sentence: str, *, bullet: str = "") -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sailor.model.estimate import Estimate, WorkerMemory
 from sailor.model.plan import Plan, Stage
-from sailor.report.layout import gib, number, section, share, table
+from sailor.report.layout import Footnotes, gib, number, section, share, table
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,16 @@ def shape(plan: Plan, estimate: Estimate) -> str:
 
 def rent_section(estimate: Estimate) -> str:
     """Return the nodes to rent."""
+    notes = Footnotes()
     rows = [
         (
-            str(node.count),
-            node.node_type,
-            f"{node.gpus_used}/{node.gpus_rented} {node.gpu}",
-            node.zone,
-            str(node.market),
-            number(node.usd_per_hour),
-            node.price_source,
+            str(node.count), node.node_type, f"{node.gpus_used}/{node.gpus_rented} {node.gpu}",
+            node.zone, str(node.market), number(node.usd_per_hour), notes.mark(node.price_source),
         )
         for node in estimate.nodes
-    ]
+    ]  # fmt: skip
     headings = ("nodes", "type", "GPUs used", "zone", "market", "USD/h", "price from")
-    return section("Rent", table(headings, rows, left="rllllrl"))
+    return section("Rent", notes.under(table(headings, rows, left="rllllrl")))
 
 
 def stage_section(plan: Plan, estimate: Estimate) -> str:
@@ -179,8 +175,8 @@ _MEMORY_PARTS = (
     ("optim", "optimizer_bytes"),
     ("comm", "communication_bytes"),
     ("activ", "activations_bytes"),
-    ("transient", "transient_bytes"),
-    ("reserve", "reserve_bytes"),
+    ("trans", "transient_bytes"),
+    ("resv", "reserve_bytes"),
     ("total", "total_bytes"),
     ("of", "capacity_bytes"),
 )
@@ -198,5 +194,5 @@ def memory_section(estimate: Estimate) -> str:
         )
         for worker in estimate.memory
     ]
-    headings = ("stage", "replicas", "tp", "flight", *(heading for heading, _ in _MEMORY_PARTS))
+    headings = ("stage", "replicas", "tp", "kept", *(heading for heading, _ in _MEMORY_PARTS))
     return section("Memory of one GPU (GiB)", table(headings, rows, left="rl"))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sailor.model.estimate import Estimate
 from sailor.model.plan import Plan
 from sailor.model.result import Result, Status
-from sailor.report.layout import blocks, listing, number, section, wrapped
+from sailor.report.layout import beside, blocks, digest, listing, number, section
 from sailor.report.parts import (
     cost_section,
     headline,
@@ -34,20 +34,19 @@ def result_text(result: Result) -> str:
         f"{_search(result)}"
     )
     notes = (
-        section("Assumptions", listing(_assumptions(result))),
-        section("Not used", listing(result.excluded)),
-        section("Rules of the search", listing(result.rules)),
+        section("Assumptions", digest(_assumptions(result))),
+        section("Not used", digest(result.excluded)),
+        section("Rules of the search", digest(result.rules)),
     )
     if result.plan is None or result.estimate is None:
-        return blocks(title, section("Why", listing(result.reasons, most=None)), *notes)
+        return blocks(title, section("Why", listing(result.reasons)), *notes)
     return blocks(
         title,
         headline(result.estimate) + "\n" + shape(result.plan, result.estimate),
-        section("This plan can't be run", listing(result.estimate.violations, most=None)),
+        section("This plan can't be run", listing(result.estimate.violations)),
         rent_section(result.estimate),
         stage_section(result.plan, result.estimate),
-        time_section(result.estimate),
-        cost_section(result.estimate),
+        beside(time_section(result.estimate), cost_section(result.estimate)),
         *notes,
     )
 
@@ -62,14 +61,13 @@ def estimate_text(name: str, plan: Plan, estimate: Estimate) -> str:
     verdict = "this plan can't be run" if estimate.violations else "this plan can be run"
     return blocks(
         f"{name}: {verdict} (cost model {estimate.cost_model})",
-        section("Violations", listing(estimate.violations, most=None)),
+        section("Violations", listing(estimate.violations)),
         headline(estimate) + "\n" + shape(plan, estimate),
         rent_section(estimate),
         stage_section(plan, estimate),
-        time_section(estimate),
+        beside(time_section(estimate), cost_section(estimate)),
         memory_section(estimate),
-        cost_section(estimate),
-        section("Assumptions", listing(estimate.assumptions)),
+        section("Assumptions", digest(estimate.assumptions)),
     )
 
 
@@ -85,8 +83,3 @@ def _search(result: Result) -> str:
     if result.gap:
         text += f", within {result.gap:.2%} of the bound"
     return text + (", stopped early" if result.stopped_early else "")
-
-
-def sentence_list(title: str, sentences: Iterable[str]) -> str:
-    """Return a titled list of sentences, each wrapped."""
-    return section(title, "\n".join(wrapped(text, bullet="- ") for text in sentences))

@@ -110,9 +110,14 @@ class Cell:
 
 
 class Scorer:
-    """Turns evaluations into one number to minimise, by objective and limits."""
+    """Turns evaluations into one number to minimise, by objective and limits.
 
-    def __init__(self, problem: Problem) -> None:
+    `ring_usd_per_byte` is added for every byte of the gradient ring: what crossing the zones of
+    merged pools costs, which their one lead doesn't show.
+    """
+
+    def __init__(self, problem: Problem, ring_usd_per_byte: float = 0.0) -> None:
+        self.ring_usd_per_byte = ring_usd_per_byte
         self.objective = problem.objective
         limits = problem.constraints
         self.max_usd = limits.max_usd_per_iteration
@@ -127,7 +132,9 @@ class Scorer:
         """Return [B]: seconds or dollars an iteration, plus BREACH for what is not allowed."""
         self.evaluations += len(batch.kinds)
         found = evaluate(search.tables, batch, self.headroom_bytes)
-        score = self.of(found)
+        dp = batch.dp
+        ring_bytes = search.tables.gradient_prefix_bytes[-1] * 2.0 * (dp - 1) / np.maximum(dp, 1)
+        score = self.of(found, ring_bytes * self.ring_usd_per_byte)
         over = pool_overuse(search, batch)
         score = np.where(over > 0, BREACH * (2 + over), score)
         if self.max_gpus is not None:
@@ -135,9 +142,9 @@ class Scorer:
             score = np.where(gpus > self.max_gpus, BREACH * (2 + gpus / self.max_gpus), score)
         return score
 
-    def of(self, found: Evaluation) -> Floats:
+    def of(self, found: Evaluation, extra_usd: Floats) -> Floats:
         """Return [B] scores of evaluations, without regard to the pool."""
-        seconds, usd = found.iteration_s, found.usd_per_iteration
+        seconds, usd = found.iteration_s, found.usd_per_iteration + extra_usd
         score = seconds if self.objective is Objective.MAX_THROUGHPUT else usd
         breach = np.zeros(len(seconds))
         if self.max_usd is not None:

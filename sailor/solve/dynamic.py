@@ -17,14 +17,12 @@ from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
-from sailor.sim.columns import plan_of
-from sailor.sim.estimate import estimate
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
+from sailor.solve.finish import finish
 from sailor.solve.grid import cells
 from sailor.solve.probe import probe
 from sailor.solve.pools import Pool, pools_of, slots_of
-from sailor.solve.realise import realisations
 from sailor.solve.refine import Scored, refine, score_pipelines
 from sailor.solve.rules import H4, H6, RULES, active_rules
 from sailor.solve.search import Budget
@@ -36,24 +34,27 @@ _SEEDS_PER_CELL = 24
 _PROBES_PER_CELL = 6
 _BEAM = 6
 _CELLS_REFINED = 6
-_FINISHED = 24
+_KEPT = 100
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
-_PATIENCE = 12
+_PATIENCE = 6
+# Rule H4: a cell whose probes are so many times worse than the best is not searched further.
+_PROMISING = 1.35
 
 
 @dataclass
 class _Found:
-    """The best sketches so far, over all cells and scopes."""
+    """The best sketches of one scope, over all cells."""
 
-    best: list[tuple[Scored, tuple[Pool, ...]]] = field(default_factory=list)
+    pools: tuple[Pool, ...]
+    best: list[Scored] = field(default_factory=list)
 
-    def add(self, scored: Sequence[Scored], pools: tuple[Pool, ...]) -> None:
-        legal = [(one, pools) for one in scored if one.score < BREACH]
-        self.best = sorted(self.best + legal, key=lambda item: item[0].score)[:200]
+    def add(self, scored: Sequence[Scored]) -> None:
+        legal = [one for one in scored if one.score < BREACH]
+        self.best = sorted(self.best + legal, key=lambda one: one.score)[:_KEPT]
 
     @property
     def score(self) -> float:
-        return self.best[0][0].score if self.best else float("inf")
+        return self.best[0].score if self.best else float("inf")
 
 
 class DynamicPlanner:
@@ -75,11 +76,18 @@ class DynamicPlanner:
         """Return the best plan found; see the module."""
         rules = active_rules(limits.disabled_rules)
         budget = Budget(limits.wall_s, should_stop)
-        scorer = Scorer(problem)
-        found = _Found()
-        for pools in _scopes(problem, rules):
-            _Search(problem, pools, rules, scorer, budget, on_progress, found).run()
-        plan = self._finish(problem, found, budget)
+        scopes = _scopes(problem, rules)
+        evaluations = 0
+        finished: list[tuple[float, Plan]] = []
+        for pools, ring_usd_per_byte in scopes:
+            scorer = Scorer(problem, ring_usd_per_byte)
+            search = _Search(problem, pools, rules, scorer, budget, on_progress)
+            search.run()
+            done = finish(problem, search.found.best, pools)
+            if done is not None:
+                finished.append(done)
+            evaluations += scorer.evaluations
+        plan = min(finished, key=lambda item: item[0])[1] if finished else None
         described = tuple(f"{name}: {RULES[name]}" for name in sorted(rules))
         if plan is None:
             reasons, proven = why_nothing_fits(problem)
@@ -89,60 +97,56 @@ class DynamicPlanner:
                 rules=described,
                 reasons=tuple(reasons),
                 stopped_early=budget.exceeded,
-                evaluations=scorer.evaluations,
+                evaluations=evaluations,
             )
         return SearchOutcome(
             plan,
             rules=described,
             stopped_early=budget.exceeded,
-            evaluations=scorer.evaluations,
+            evaluations=evaluations,
         )
 
-    @staticmethod
-    def _finish(problem: Problem, found: _Found, budget: Budget) -> Plan | None:
-        """Give zones to the best sketches and return the best plan that breaks nothing."""
-        best: tuple[float, Plan] | None = None
-        for scored, pools in found.best[:_FINISHED]:
-            for cuts, columns in realisations(scored, pools):
-                plan = plan_of(problem.arch.name, cuts, columns, problem.training.global_batch)
-                exact = estimate(problem, plan)
-                if exact.violations:
-                    continue
-                value = (
-                    exact.iteration_s
-                    if problem.objective is Objective.MAX_THROUGHPUT
-                    else exact.usd_per_iteration
-                )
-                if best is None or value < best[0]:
-                    best = (value, plan)
-        return None if best is None else best[1]
 
+def _scopes(
+    problem: Problem, rules: frozenset[str]
+) -> list[tuple[tuple[Pool, ...], float]]:
+    """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
 
-def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[Pool, ...]]:
-    """Return the sets of pools to search: all together, and each zone alone where there are more.
-
-    A plan inside one zone pays no egress; the merged pools can't see that.
+    All pools together, and where money counts each zone alone: a plan inside one zone pays no
+    egress. With merged zones the ring is charged for crossing from zone to zone and back.
     """
     slots = slots_of(problem)
     if not slots:
         return []
-    scopes = [pools_of(problem, slots, merge_zones=H6 in rules)]
     zones = sorted({slot.zone for slot in slots})
     money = (
         problem.objective is Objective.MIN_COST
         or problem.constraints.max_usd_per_iteration is not None
     )
-    if len(zones) > 1 and money:
-        seen: set[tuple[object, ...]] = set()
-        for zone in zones:
-            alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
-            # Zones with the same GPUs at the same price are one case.
-            key = tuple(
-                (pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone
-            )
-            if key not in seen:
-                seen.add(key)
-                scopes.append(alone)
+    merged = H6 in rules
+    together = pools_of(problem, slots, merge_zones=merged)
+    if len(zones) == 1 or not money:
+        return [(together, 0.0)]
+    crossing = 0.0
+    if merged:
+        here = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
+        ring = [
+            here.get((a, b), 0.0)
+            for a, b in zip(zones, zones[1:] + zones[:1], strict=True)
+            if problem.zone(a).region == problem.zone(b).region
+        ]
+        crossing = sum(ring)
+    scopes = [(together, crossing)]
+    seen: set[tuple[object, ...]] = set()
+    for zone in zones:
+        alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
+        # Zones with the same GPUs at the same price are one case.
+        key = tuple(
+            (pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone
+        )
+        if key not in seen:
+            seen.add(key)
+            scopes.append((alone, 0.0))
     return scopes
 
 
@@ -167,11 +171,10 @@ class _Search:
         scorer: Scorer,
         budget: Budget,
         on_progress: Callable[[Progress], None],
-        found: _Found,
     ) -> None:
         self.problem, self.pools, self.rules = problem, pools, rules
         self.scorer, self.budget, self.on_progress = scorer, budget, on_progress
-        self.found = found
+        self.found = _Found(pools)
         space, limits = problem.search_space, problem.constraints
         self.mixed = space.mixed_types_in_stage
         caps = [_MAX_STAGES, problem.arch.num_units]
@@ -200,7 +203,7 @@ class _Search:
             keep=_PROBES_PER_CELL,
         )
         for scored in probed.values():
-            self.found.add(scored, self.pools)
+            self.found.add(scored)
         self._report("probing")
         order = sorted(
             range(len(grid)),
@@ -211,6 +214,10 @@ class _Search:
         for number in order:
             if bounds[number] >= self.found.score:
                 continue
+            if H4 in self.rules and number in probed and by_cell:
+                promising = probed[number][0].score <= _PROMISING * self.found.score
+                if not promising and probed[number][0].score < BREACH:
+                    break
             if self.budget.over() or (H4 in self.rules and since_better >= _PATIENCE):
                 break
             before = self.found.score
@@ -218,7 +225,7 @@ class _Search:
             scored.sort(key=lambda one: one.score)
             if not scored or scored[0].score >= BREACH:
                 continue
-            self.found.add(scored[:_PROBES_PER_CELL], self.pools)
+            self.found.add(scored[:_PROBES_PER_CELL])
             by_cell.append((scored[0].score, number, scored))
             since_better = 0 if self.found.score < before * (1 - 1e-4) else since_better + 1
             self._report(
@@ -237,7 +244,7 @@ class _Search:
                 max_rounds=40,
                 should_stop=self.budget.over,
             )
-            self.found.add(better, self.pools)
+            self.found.add(better)
             self._report("improving")
 
     def _bound(self, cell: Cell) -> float:

@@ -54,7 +54,14 @@ def probe(
         counts = np.array([cells[number].num_microbatches for number in members], dtype=np.int64)
         deepest = min(max_stages, search.tables.num_units, _MOST_STAGES)
         for depth in [stages] if stages is not None else range(1, deepest + 1):
-            for rows in _probes(search, degrees, depth, same_tp=same_tp, even=even):
+            # One call for everything of a depth: many small ones cost more than the arithmetic.
+            parts = list(_probes(search, degrees, depth, same_tp=same_tp, even=even))
+            if parts:
+                rows = _Rows(
+                    np.concatenate([part.cell for part in parts]),
+                    np.concatenate([part.cuts for part in parts]),
+                    np.concatenate([part.kinds for part in parts]),
+                )
                 batch = PlanBatch(
                     cuts=rows.cuts,
                     kinds=rows.kinds[:, :, None],
@@ -75,14 +82,12 @@ def _keep_best(
     keep: int,
 ) -> None:
     order = np.lexsort((scores, rows.cell))
-    place, previous = 0, -1
-    for row in order:
-        local = int(rows.cell[row])
-        place = place + 1 if local == previous else 0
-        previous = local
-        if place >= keep:
+    first = np.searchsorted(rows.cell[order], np.arange(len(members)))
+    place = np.arange(len(order)) - first[rows.cell[order]]
+    for row in order[place < keep]:
+        number = members[int(rows.cell[row])]
+        if len(found.get(number, ())) >= keep and scores[row] >= found[number][-1].score:
             continue
-        number = members[local]
         kinds = rows.kinds[row : row + 1]
         sketch = Sketches(rows.cuts[row : row + 1], kinds, kinds, np.zeros_like(kinds))
         best = found.setdefault(number, [])

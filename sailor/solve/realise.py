@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise, permutations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sailor.model.problem import Problem
 from sailor.sim.columns import Column
 from sailor.sim.kinds import WorkerKind
+from sailor.sim.models import cost_model
 from sailor.solve.cell import Cell
 from sailor.solve.pools import Pool, Slot
 from sailor.solve.refine import Scored
 from sailor.solve.sketch import to_batch
+
+_MOST_PERMUTED = 6
+_MOST_ZONES_PERMUTED = 4
 
 # One run of like pipelines over pools: (pool, tp) by stage, and how many pipelines.
 _Run = tuple[tuple[tuple[int, int], ...], int]
 
 
 def realisations(
-    scored: Scored, pools: Sequence[Pool]
+    problem: Problem, scored: Scored, pools: Sequence[Pool]
 ) -> Iterator[tuple[tuple[int, ...], list[Column]]]:
     """Yield (cuts, columns over real kinds): ways to give out the zones of the pools.
 
@@ -29,9 +38,9 @@ def realisations(
     runs = _runs(cell, scored)
     single = all(len(pool.slots) == 1 for pool in pools)
     seen: set[tuple[object, ...]] = set()
-    for by_pipeline in (False,) if single else (False, True):
-        for order in (0,) if single else (0, 1):
-            columns = _give_out(cell, runs, pools, by_pipeline=by_pipeline, order=order)
+    for order in _zone_orders(problem, pools, runs, cell):
+        for by_pipeline in (False,) if single else (False, True):
+            columns = _give_out(cell, runs, order, by_pipeline=by_pipeline)
             if columns is None:
                 continue
             key = tuple((column.kinds, column.width) for column in columns)
@@ -56,18 +65,78 @@ def _runs(cell: Cell, scored: Scored) -> list[_Run]:
     ]
 
 
-class _Room:
-    """GPUs that are left in each slot of each pool."""
+def _zone_orders(
+    problem: Problem, pools: Sequence[Pool], runs: Sequence[_Run], cell: Cell
+) -> Iterator[list[list[Slot]]]:
+    """Yield orders in which slots are filled: every order of up to four zones, else the ring's."""
+    zones = list(dict.fromkeys(slot.zone for pool in pools for slot in pool.slots))
+    most = max(len(pool.slots) for pool in pools)
+    if most == 1:
+        yield [list(pool.slots) for pool in pools]
+        return
+    least = min(tp for stages, _ in runs for _, tp in stages)
+    yield [ring_order(problem, pool, least, cell) for pool in pools]
+    if len(zones) <= _MOST_ZONES_PERMUTED + 1 and most <= _MOST_ZONES_PERMUTED:
+        several = [zone for zone in zones if any(_has(pool, zone) for pool in pools)]
+        for order in permutations(several):
+            rank = {zone: number for number, zone in enumerate(order)}
+            yield [sorted(pool.slots, key=lambda slot: rank.get(slot.zone, 0)) for pool in pools]
+    else:
+        yield [sorted(pool.slots, key=lambda slot: -slot.num_gpus) for pool in pools]
 
-    def __init__(self, pools: Sequence[Pool], order: int) -> None:
-        self.slots: list[list[Slot]] = [
-            sorted(
-                pool.slots,
-                key=(lambda s: (-s.num_gpus, s.zone)) if order == 0 else (lambda s: s.zone),
-            )
-            for pool in pools
-        ]
-        self.left = [[slot.num_gpus for slot in slots] for slots in self.slots]
+
+def _has(pool: Pool, zone: str) -> bool:
+    return len(pool.slots) > 1 and any(slot.zone == zone for slot in pool.slots)
+
+
+def ring_order(problem: Problem, pool: Pool, tp: int, cell: Cell) -> list[Slot]:
+    """Return the slots in the order in which a gradient ring over them is fastest.
+
+    All orders are compared up to six slots; beyond that each slot is followed by its nearest.
+    """
+    kinds = [slot.kind(tp) or slot.kinds[0] for slot in pool.slots]
+    if len(kinds) == 1:
+        return list(pool.slots)
+    distinct = tuple(dict.fromkeys(kinds))
+    microbatch = cell.search.tables.microbatch
+    tables = cost_model(problem.cost_model).tables(problem, distinct, microbatch)
+    index = np.array([distinct.index(kind) for kind in kinds])
+    hop = tables.sync.seconds(
+        np.asarray(0),
+        np.asarray(tables.num_units),
+        np.asarray(tp),
+        max(cell.dp, 2),
+        index[:, None],
+        index[None, :],
+    )
+    best: tuple[float, float, tuple[int, ...]] | None = None
+    for order in _orders(hop):
+        steps = [float(hop[a, b]) for a, b in pairwise(order)]
+        value = (max(steps), sum(steps), order)
+        if best is None or value < best:
+            best = value
+    return [pool.slots[number] for number in best[2]] if best else list(pool.slots)
+
+
+def _orders(hop: NDArray[np.float64]) -> Iterator[tuple[int, ...]]:
+    count = len(hop)
+    if count <= _MOST_PERMUTED:
+        yield from permutations(range(count))
+        return
+    for first in range(count):
+        order = [first]
+        while len(order) < count:
+            left = [number for number in range(count) if number not in order]
+            order.append(min(left, key=lambda number: float(hop[order[-1], number])))
+        yield tuple(order)
+
+
+class _Room:
+    """GPUs that are left in each slot of each pool; slots are taken in order."""
+
+    def __init__(self, slots: Sequence[Sequence[Slot]]) -> None:
+        self.slots = [list(own) for own in slots]
+        self.left = [[slot.num_gpus for slot in own] for own in self.slots]
 
     def take(self, pool: int, tp: int, zone: str | None = None) -> WorkerKind | None:
         """Take one replica from the first slot (of a zone) that has room."""
@@ -97,14 +166,14 @@ class _Room:
 
 
 def _give_out(
-    cell: Cell, runs: Sequence[_Run], pools: Sequence[Pool], *, by_pipeline: bool, order: int
+    cell: Cell, runs: Sequence[_Run], slots: Sequence[Sequence[Slot]], *, by_pipeline: bool
 ) -> list[Column] | None:
-    room = _Room(pools, order)
+    room = _Room(slots)
     pipelines: list[tuple[WorkerKind, ...]] = []
     for stages, width in runs:
         left = width
         if by_pipeline:
-            zones = dict.fromkeys(slot.zone for slots in room.slots for slot in slots)
+            zones = dict.fromkeys(slot.zone for own in room.slots for slot in own)
             for zone in zones:
                 for _ in range(min(left, room.whole(stages, zone))):
                     kinds = [room.take(pool, tp, zone) for pool, tp in stages]

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from sailor.solve.cell import Cell
@@ -22,7 +21,7 @@ Ints = NDArray[np.int64]
 
 # Resource states beyond this are merged by letting a pool's unit stand for several GPUs a
 # pipeline; it bounds time and memory of one cell.
-_MAX_STATES = 1500
+_MAX_STATES = 600
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ class StageProgramme:
         longest = self._longest(float(ceilings.max()), sizes)
         if longest == 0:
             return []
-        best = np.full((num_ceilings, self.units + longest + 1, *shape), np.inf)
-        best[:, self.units] = np.inf
+        best = np.full((num_ceilings, self.units + 1, *shape), np.inf)
         best[(slice(None), self.units, *(0 for _ in shape))] = 0.0
         history: list[tuple[Ints, Ints, Floats]] = []
         for from_end in range(1, last + 1):
@@ -191,16 +189,20 @@ class StageProgramme:
             )
             if not np.isfinite(cost).any():
                 continue
-            # window[q, u, ..., m]: the suffix that starts m + 1 units after u
-            window = sliding_window_view(before, longest, axis=1)[:, 1 : self.units + 1]
-            total = window + cost.reshape(cost.shape[:2] + (1,) * len(self.room) + (longest,))
-            size = total.argmin(axis=-1)
-            value = np.take_along_axis(total, size[..., None], axis=-1)[..., 0]
+            # Before a stage of m units, the suffix starts m units later. One pass for each m over
+            # contiguous memory is faster than one reduction over a strided window.
             target = _along(new[:, : self.units], axis, slice(tp, None))
-            better = value < target
-            target[better] = value[better]
-            _along(chosen_kind, axis, slice(tp, None))[better] = kind
-            _along(chosen_size, axis, slice(tp, None))[better] = size[better] + 1
+            kind_of = _along(chosen_kind, axis, slice(tp, None))
+            size_of = _along(chosen_size, axis, slice(tp, None))
+            ones = (1,) * len(self.room)
+            for size in np.flatnonzero(np.isfinite(cost).any(axis=(0, 1))) + 1:
+                last = self.units + 1 - size
+                step = cost[:, :last, size - 1].reshape((len(ceilings), last, *ones))
+                value = before[:, size : size + last] + step
+                better = value < target[:, :last]
+                np.copyto(target[:, :last], value, where=better)
+                np.copyto(kind_of[:, :last], kind, where=better)
+                np.copyto(size_of[:, :last], size, where=better)
         return new, chosen_kind, chosen_size
 
     def _finish(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from sailor.errors import InputError
+from sailor.interfaces import LaunchSpec
 from sailor.model.job import Job
 from sailor.model.plan import Plan, Replica, Stage
 from sailor.registry import Registry
+from sailor.testing import tiny_jobs
 from sailor_megatron.backend import MegatronBackend
 
 A100 = Replica(
@@ -207,3 +211,17 @@ def test_the_backend_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry.load()
     assert registry.backend("megatron").name == "megatron"
     assert registry.broken() == ()
+
+
+def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "plugins/megatron_backend/README.md"
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(tiny_jobs()[0].model_dump_json(), encoding="utf-8")
+    names: dict[str, object] = {}
+    exec(code, names)
+    launch = names["launch"]
+    assert isinstance(launch, LaunchSpec)
+    assert [command[0] for command in launch.commands] == ["torchrun"] * 2  # two nodes of one GPU

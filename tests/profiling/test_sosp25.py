@@ -315,7 +315,7 @@ LINK = {"us-central1-a": {"V100-16": {"1": {"us-central1-a": {"V100-16": {"1": N
         (_set(PROFILE, "2", value=[]), "is not a table of named entries"),
         (_set(PROFILE, value="{"), "profile.json: is not JSON"),
         (_set("OPT-35/A100-40/profile.json", value={}), "unknown model.*did you mean 'OPT-350'"),
-        (_set("OPT-350/A100/profile.json", value={}), "unknown GPU type.*did you mean 'A100-40'"),
+        (_set("OPT-350/A100/profile.json", value={}), "unknown GPU type.*did you mean.*'A100-40'"),
         (_set("llm_info.json", "OPT-350", "1", "3", "params_floats", value=1.5), "is 1.5, not a"),
         (_set("multizone_bandwidths_het.json", value=LINK), r"a fit is None.*\[\[c2, c1, c0\]"),
         (
