@@ -57,10 +57,11 @@ def sailor_availability_sources() -> Iterable[AvailabilitySource]:
 
 @hookimpl
 def sailor_planners() -> Iterable[Planner]:
-    """Return `dynamic`."""
+    """Return `dynamic` (the Sailor decomposition) and `exhaustive` (every plan of a tiny job)."""
     from sailor.solve.dynamic import DynamicPlanner
+    from sailor.solve.exhaustive import ExhaustivePlanner
 
-    return (DynamicPlanner(),)
+    return (DynamicPlanner(), ExhaustivePlanner())
 
 
 @hookimpl

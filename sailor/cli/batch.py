@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sailor.batch.work import Outcome
 
 
-@click.command(short_help="Plan many jobs.")
+@click.command()
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True)
 @click.option(
     "--out",
@@ -58,6 +58,7 @@ def command(
     line. A job that is done is run again only when it, a price or profile that it uses, or an
     option changed. The first Ctrl-C lets running jobs finish, the second stops them.
     """
+    from sailor.api import AUTO
     from sailor.batch.inputs import expand
     from sailor.batch.run import run_batch
     from sailor.batch.slots import Setup
@@ -66,7 +67,7 @@ def command(
     from sailor.interfaces import Limits
 
     registry = session.registry()
-    if planner != "auto":
+    if planner != AUTO:
         registry.planner(planner, where="--planner")
     options = Options(
         planner=planner,
@@ -90,7 +91,8 @@ def command(
     data(dry_run_text(tally) if dry_run else summary_text(tally, out))
     if tally.stopped:
         return endings.INTERRUPTED
-    return endings.SOME_JOBS_FAILED if tally.failures() else endings.PLAN_FOUND
+    failed = bool(tally.failures()) and not dry_run
+    return endings.SOME_JOBS_FAILED if failed else endings.PLAN_FOUND
 
 
 def _cores() -> int:
@@ -124,7 +126,7 @@ def _sentence(outcome: Outcome) -> str:
 
 def dry_run_text(tally: Tally) -> str:
     """Return what would run, and why; what would not, and why not."""
-    from sailor.report.layout import blocks, section, table
+    from sailor.report.layout import blocks, lines, section
 
     rows = []
     for outcome in tally.outcomes:
@@ -138,7 +140,4 @@ def dry_run_text(tally: Tally) -> str:
         else:
             rows.append(("skip", outcome.name, outcome.origin, outcome.what.replace("_", " ")))
     would = sum(1 for row in rows if row[0] == "run")
-    headings = ("", "job", "from", "why")
-    return blocks(
-        section(f"{would} of {tally.total} jobs would run", table(headings, rows, left="llll"))
-    )
+    return blocks(section(f"{would} of {tally.total} jobs would run", lines(rows)))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 KINDS = ("gpus", "nodes", "zones", "prices")
 
 
-@click.command(short_help="Show hardware and prices.")
+@click.command()
 @click.argument("kind", type=click.Choice(KINDS), metavar="gpus|nodes|zones|prices")
 @click.option("--gpu", metavar="NAME", help="Only what has this GPU type (not for zones).")
 @click.option("--zone", metavar="NAME", help="Only this zone (zones and prices).")

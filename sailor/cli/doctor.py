@@ -28,7 +28,7 @@ _DEVICE_QUERY = (
 _DEVICE_QUERY_LIMIT_S = 10.0
 
 
-@click.command(short_help="Print versions and devices.")
+@click.command()
 @table_or_json
 @click.pass_obj
 def command(session: Session, format_: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sailor.cli.output import ReaderGoneError
 from sailor.errors import SailorError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Ending:
         return True
 
     def _end(self, error: BaseException) -> int:
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, (BrokenPipeError, ReaderGoneError)):
             # The reader has gone: what is left in the buffer must not be flushed at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return BROKEN_PIPE
@@ -82,8 +83,9 @@ def _usage(error: click.ClickException) -> str:
         return f"no command is given\n\n{error.format_message()}"
     message = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else None
-    text = f"{message[:1].lower()}{message[1:]}"
-    return f"{text}; see `{command or 'sailor'} --help`"
+    if message[1:2].islower():
+        message = f"{message[:1].lower()}{message[1:]}"
+    return f"{message}; see `{command or 'sailor'} --help`"
 
 
 def _bug(error: BaseException, *, debug: bool) -> str:

@@ -10,9 +10,16 @@ import click
 from sailor.errors import InputError
 
 
+class ReaderGoneError(Exception):
+    """Whoever read stdout has stopped, as `head` does. (click would end with 1, a bug's code.)"""
+
+
 def data(text: str) -> None:
     """Write data to stdout."""
-    click.echo(printable(text), nl=not text.endswith("\n"))
+    try:
+        click.echo(printable(text), nl=not text.endswith("\n"))
+    except BrokenPipeError:
+        raise ReaderGoneError from None
 
 
 def note(sentence: str) -> None:

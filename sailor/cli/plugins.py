@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sailor.registry import Registry
 
 
-@click.command(short_help="Show what is loaded.")
+@click.command()
 @table_or_json
 @click.pass_obj
 def command(session: Session, format_: str) -> None:

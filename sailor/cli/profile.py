@@ -12,7 +12,7 @@ from sailor.cli.output import check_writable, note
 SOURCES = ("sosp25",)
 
 
-@click.group(short_help="Layer profiles.")
+@click.group()
 def command() -> None:
     """Layer profiles: import measured ones."""
 

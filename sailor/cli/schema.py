@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 KINDS = ("job", "plan", "result")
 
 
-@click.command(short_help="Print a JSON Schema.")
+@click.command()
 @click.argument("kind", type=click.Choice(KINDS), metavar="job|plan|result")
 def command(kind: str) -> None:
     """Print the JSON Schema of a job, plan or result file."""

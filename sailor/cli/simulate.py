@@ -12,7 +12,7 @@ from sailor.cli.output import check_writable, deliver
 from sailor.cli.session import Session
 
 
-@click.command(short_help="Estimate a given plan.")
+@click.command()
 @click.argument("job", metavar="JOB")
 @click.argument("plan", metavar="PLAN")
 @table_or_json

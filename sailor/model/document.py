@@ -58,15 +58,18 @@ _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+|\[\d+\])*")
 def relocated(error: SailorError, document: Document, keys: Collection[str]) -> SailorError:
     """Return the error with file and line, where its place is a field such as `pool[1].zone`.
 
-    `keys` are the top-level fields that a place may start with; other places stay as they are.
+    `keys` are the top-level fields that a place may start with; other places stay as they are,
+    and an error without a place gets the document's name.
     """
-    field_path = error.where or ""
-    steps = re.findall(r"[a-z_]+|\d+", field_path)
-    if not _FIELD.fullmatch(field_path) or steps[0] not in keys:
+    if error.where is None:
+        error.where = document.name or None
+        return error
+    steps = re.findall(r"[a-z_]+|\d+", error.where)
+    if not _FIELD.fullmatch(error.where) or steps[0] not in keys:
         return error
     path = tuple(int(step) if step.isdigit() else step for step in steps)
     place = document.place(path)
-    error.where = f"{place}: {field_path}" if place else field_path
+    error.where = f"{place}: {error.where}" if place else error.where
     return error
 
 

@@ -48,6 +48,16 @@ def section(title: str, body: str) -> str:
     return f"{title}\n{body}" if body else ""
 
 
+def lines(rows: Sequence[Sequence[str]]) -> str:
+    """Return one line a row, in columns, however wide: what holds paths is not folded."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        _INDENT
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
 class Footnotes:
     """Long texts that many rows share: a number in the row, the text once below the table."""
 

@@ -50,15 +50,16 @@ def rentable_kinds(problem: Problem) -> tuple[WorkerKind, ...]:
 
 
 def best_fitting_kinds(problem: Problem, kinds: Iterable[WorkerKind]) -> Sequence[WorkerKind]:
-    """Keep, for each (GPU type, zone, market, tp, capacity), the cheapest-per-GPU node shape.
+    """Keep, for each (GPU type, zone, market, tp, capacity), the smallest node shape.
 
-    Shapes that draw on one quota differ for a replica only in price and in how many GPUs of the
-    node it leaves to others, so the shape with the least dollars a GPU, then the fewest GPUs,
-    dominates. Shapes with a node count of their own are separate resources and all stay.
+    Shapes that draw on one quota differ for a replica in how many others share the node and its
+    network card, and a little in price. The smallest shape that holds the replica shares with
+    nobody; of equal ones the cheapest stays. Shapes with a node count of their own are separate
+    resources and all stay.
     """
     price = {(p.zone, p.node_type, p.market): p for p in problem.placements}
     index = {key: i for i, key in enumerate(price)}
-    groups: dict[tuple[object, ...], tuple[tuple[float, int, str], WorkerKind]] = {}
+    groups: dict[tuple[object, ...], tuple[tuple[int, float, str], WorkerKind]] = {}
     for kind in kinds:
         key = (kind.zone, kind.node_type, kind.market)
         node = problem.node(kind.node_type)
@@ -67,8 +68,7 @@ def best_fitting_kinds(problem: Problem, kinds: Iterable[WorkerKind]) -> Sequenc
             for number, capacity in enumerate(problem.capacities)
             if index[key] in capacity.placements
         )
-        # What one replica forces to be rented when it can't share its node.
-        rank = (price[key].usd_per_hour / node.num_gpus, node.num_gpus, node.name)
+        rank = (node.num_gpus, price[key].usd_per_hour, node.name)
         group = (kind.gpu, kind.zone, kind.market, kind.tp, shared)
         if group not in groups or rank < groups[group][0]:
             groups[group] = (rank, kind)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
 from sailor.sim.kinds import WorkerKind
-from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table
+from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table, with_shared_cards
 from sailor.sim.prices import usd_per_gpu_hour
 from sailor.sim.profiles import ProfileIndex
 from sailor.sim.tables import MemoryTables, StageTables
@@ -66,9 +66,11 @@ class NodeSharedSync:
         # The curve is read at one rank's message; the other ranks' messages go beside it.
         latency = self.links.latency_s[src, dst]
         each = self.links.transfer_s(one_rank, src, dst) - latency
-        steps = 2.0 * (np.asarray(dp) - 1)
-        seconds: Floats = np.where(steps > 0, steps * (latency + each * min_tp), 0.0)
-        return seconds
+        steps = 2.0 * (np.asarray(dp, dtype=float) - 1)
+        hop = latency + each * min_tp
+        # dp 1 has no step; an unknown link must not make it infinite.
+        return np.multiply(steps, hop, out=np.zeros(np.broadcast_shapes(steps.shape, hop.shape)),
+                           where=steps > 0)
 
 
 class SailorModel:
@@ -90,7 +92,7 @@ class SailorModel:
         )
         wire = parameters * _WIRE_BYTES[problem.training.precision]
         grid = np.arange(len(kinds))
-        send = links.transfer_s(sizes[:, None, None], grid[None, :, None], grid[None, None, :])
+        send = with_shared_cards(problem, kinds, links).transfer_s(sizes[:, None, None], grid[None, :, None], grid[None, None, :])
         return StageTables(
             kinds=tuple(kinds),
             microbatch=microbatch,

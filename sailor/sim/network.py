@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ class LinkTable:
         c2, c1, c0 = np.moveaxis(self.coefficients[src, dst], -1, 0)
         x = np.log2(np.clip(size, low, self.max_bytes[src, dst]) / 1e6)
         x_low = np.log2(low / 1e6)
-        floor = np.maximum(1e9 * ((c2 * x_low + c1) * x_low + c0), peak * 1e-3)
+        floor = np.minimum(np.maximum(1e9 * ((c2 * x_low + c1) * x_low + c0), peak * 1e-3), peak)
         rate = np.clip(1e9 * ((c2 * x + c1) * x + c0), floor, peak)
         seconds = self.latency_s[src, dst] + size / rate
         seconds = np.where(self.known[src, dst], seconds, np.inf)
@@ -117,6 +117,23 @@ def link_table(
                 table.coefficients[i, j] = (0.0, 0.0, link.bandwidth / 1e9)
                 table.peak[i, j] = link.bandwidth
     return table
+
+
+def with_shared_cards(
+    problem: Problem, kinds: Sequence[WorkerKind], links: LinkTable
+) -> LinkTable:
+    """Return links on which replicas that share a node get their part of its network card.
+
+    Where a node has more GPUs than a replica uses, the others send too: the link's rate is at
+    most the card's, divided by GPUs. A replica that has its node to itself keeps the link's rate.
+    """
+    part = np.full(len(kinds), np.inf)
+    for number, kind in enumerate(kinds):
+        node = problem.node(kind.node_type)
+        if kind.tp < node.num_gpus:
+            part[number] = node.nic_bandwidth * kind.tp / node.num_gpus
+    cap = np.minimum(part[:, None], part[None, :])
+    return replace(links, peak=np.minimum(links.peak, cap))
 
 
 def egress_usd_per_byte(problem: Problem, kinds: Sequence[WorkerKind]) -> Floats:

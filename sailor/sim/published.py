@@ -48,12 +48,14 @@ class PublishedSync:
         parameters = self.parameters_prefix[stop] - self.parameters_prefix[start]
         size = parameters * _VALUE_BYTES / np.minimum(_MAX_TP_IN_SYNC, min_tp)
         full, rest = np.divmod(size, _BUCKET_BYTES)
-        steps = 2.0 * (np.asarray(dp) - 1)
+        steps = 2.0 * (np.asarray(dp, dtype=float) - 1)
         whole = self.links.fitted_transfer_s(_BUCKET_BYTES / np.asarray(dp, dtype=float), src, dst)
         part = self.links.fitted_transfer_s(rest / dp, src, dst)
-        ring = np.where(full > 0, full * whole, 0.0) + np.where(rest > 0, part, 0.0)
-        seconds: Floats = np.where(steps > 0, steps * ring, 0.0)
-        return seconds
+        times = np.multiply(full, whole, out=np.zeros(np.broadcast_shapes(full.shape, whole.shape)), where=full > 0)
+        ring = times + np.where(rest > 0, part, 0.0)
+        # dp 1 has no step; an unknown link must not make it infinite.
+        return np.multiply(steps, ring, out=np.zeros(np.broadcast_shapes(steps.shape, ring.shape)),
+                           where=steps > 0)
 
 
 class PublishedModel:

@@ -35,6 +35,10 @@ class SearchTables:
     room: Ints
     num_replicas: Ints  # [K] replicas of the kind that its pool can hold
     mixable: NDArray[np.bool_]  # [K, K] whether two kinds may hold replicas of one stage
+    shape: Ints  # [K] which of the rented node shapes the kind lies in
+    shape_gpus: Ints  # [N] GPUs of that shape
+    shape_pool: Ints  # [N]
+    shape_usd_per_gpu_hour: Floats  # [N]
 
     @property
     def num_kinds(self) -> int:
@@ -56,15 +60,24 @@ def search_tables(
     if not chosen:
         return None
     kinds = tuple(kind for _, kind in chosen)
+    tables = cost_model(problem.cost_model).tables(problem, kinds, microbatch)
+    shapes = sorted({(number, kind.node_type) for number, kind in chosen})
+    shape = [shapes.index((number, kind.node_type)) for number, kind in chosen]
     region = np.array([problem.zone(kind.zone).region for kind in kinds])
     return SearchTables(
-        tables=cost_model(problem.cost_model).tables(problem, kinds, microbatch),
+        tables=tables,
         pool=np.array([number for number, _ in chosen], dtype=np.int64),
         room=np.array([pool.num_gpus for pool in pools], dtype=np.int64),
         num_replicas=np.array(
             [pools[number].replicas(kind.tp) for number, kind in chosen], dtype=np.int64
         ),
         mixable=(region[:, None] == region[None, :]) | (not stage_in_region),
+        shape=np.array(shape, dtype=np.int64),
+        shape_gpus=np.array([problem.node(name).num_gpus for _, name in shapes], dtype=np.int64),
+        shape_pool=np.array([number for number, _ in shapes], dtype=np.int64),
+        shape_usd_per_gpu_hour=np.array(
+            [tables.usd_per_gpu_hour[shape.index(n)] for n in range(len(shapes))]
+        ),
     )
 
 
@@ -134,11 +147,20 @@ class Scorer:
         found = evaluate(search.tables, batch, self.headroom_bytes)
         dp = batch.dp
         ring_bytes = search.tables.gradient_prefix_bytes[-1] * 2.0 * (dp - 1) / np.maximum(dp, 1)
-        score = self.of(found, ring_bytes * self.ring_usd_per_byte)
-        over = pool_overuse(search, batch)
+        idle_gpus, rented = rented_gpus(search, batch)
+        idle_usd = (idle_gpus * search.shape_usd_per_gpu_hour).sum(axis=1) / 3600.0
+        # An unknown profile or link makes the time infinite; idle nodes then don't matter.
+        idle_usd = np.multiply(
+            idle_usd,
+            found.iteration_s,
+            out=np.zeros(len(idle_usd)),
+            where=np.isfinite(found.iteration_s),
+        )
+        score = self.of(found, ring_bytes * self.ring_usd_per_byte + idle_usd)
+        over = ((rented - search.room) / np.maximum(search.room, 1)).max(axis=1, initial=0.0)
         score = np.where(over > 0, BREACH * (2 + over), score)
         if self.max_gpus is not None:
-            gpus = (search.tables.tp[batch.kinds] * batch.width[:, None, :]).sum(axis=(1, 2))
+            gpus = rented.sum(axis=1)
             score = np.where(gpus > self.max_gpus, BREACH * (2 + gpus / self.max_gpus), score)
         return score
 
@@ -157,11 +179,23 @@ class Scorer:
         return np.where(np.isfinite(score), score, BREACH * 1e6)
 
 
-def pool_overuse(search: SearchTables, batch: PlanBatch) -> Floats:
-    """Return [B]: by which fraction the fullest pool is overdrawn (0: within)."""
+def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats]:
+    """Return [B, N] GPUs that are rented and idle, by node shape, and [B, R] rented, by pool.
+
+    Replicas are packed into nodes without loss, which degrees that divide one another allow.
+    """
     gpus = search.tables.tp[batch.kinds] * batch.width[:, None, :]
-    worst = np.zeros(len(batch.kinds))
-    for number, room in enumerate(search.room):
-        used = np.where(search.pool[batch.kinds] == number, gpus, 0).sum(axis=(1, 2))
-        worst = np.maximum(worst, (used - room) / max(int(room), 1))
-    return worst
+    shape = search.shape[batch.kinds]
+    used = np.stack(
+        [np.where(shape == n, gpus, 0).sum(axis=(1, 2)) for n in range(len(search.shape_gpus))],
+        axis=1,
+    )
+    rented = -(-used // search.shape_gpus) * search.shape_gpus
+    by_pool = np.stack(
+        [
+            rented[:, search.shape_pool == pool].sum(axis=1)
+            for pool in range(len(search.room))
+        ],
+        axis=1,
+    )
+    return (rented - used).astype(float), by_pool.astype(float)

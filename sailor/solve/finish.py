@@ -17,6 +17,7 @@ from sailor.solve.cell import BREACH, Scorer
 from sailor.solve.pools import Pool
 from sailor.solve.realise import realisations
 from sailor.solve.refine import Scored
+from sailor.solve.shares import with_shares
 
 # Sketches that get zones, and finished plans that are estimated in full.
 _FINISHED = 12
@@ -41,9 +42,14 @@ def finish(
         if size not in tables:
             tables[size] = cost_model(problem.cost_model).tables(problem, kinds, size)
         for cuts, columns in realisations(problem, scored, pools):
-            value = _value(scorer, tables[size], cuts, columns, kinds)
-            if value < BREACH:
-                candidates.append((value, len(candidates), cuts, columns))
+            variants = [columns]
+            if problem.search_space.microbatch_shares:
+                shared = with_shares(tables[size], cuts, columns)
+                variants += [] if shared is None else [shared]
+            for variant in variants:
+                value = _value(scorer, tables[size], cuts, variant, kinds)
+                if value < BREACH:
+                    candidates.append((value, len(candidates), cuts, variant))
     found: tuple[float, Plan] | None = None
     for value, _, cuts, columns in sorted(candidates, key=lambda item: item[:2])[:_ESTIMATED]:
         # The estimate counts whole nodes, so it is never below the kernel's value.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sailor.interfaces import Limits, Planner, SearchOutcome
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
 from sailor.testing.contract import Contract, require
+
+_SOLVED: dict[type, Sequence[tuple[Problem, SearchOutcome]]] = {}
 
 
 class PlannerContract(Contract[Planner]):
@@ -28,6 +30,7 @@ class PlannerContract(Contract[Planner]):
 
     def test_plans_can_be_run(self) -> None:
         """The cost kernel finds no violation, and every worker has room."""
+        require(any(outcome.plan for _, outcome in self._solved()), "no problem has a plan")
         for problem, outcome in self._solved():
             if outcome.plan is not None:
                 found = estimate(problem, outcome.plan)
@@ -41,10 +44,10 @@ class PlannerContract(Contract[Planner]):
 
     def test_a_seed_repeats(self) -> None:
         """Two searches with one seed find plans of the same value."""
-        values = [
-            [_value(problem, outcome) for problem, outcome in self._solved()] for _ in range(2)
-        ]
-        require(values[0] == values[1], f"first {values[0]}, then {values[1]}")
+        for problem, outcome in self._solved():
+            first = _value(problem, outcome)
+            second = _value(problem, _solve(self.provided(), problem))
+            require(first == second, f"{problem.job}: first {first}, then {second}")
 
     def test_it_does_not_beat_the_oracle(self) -> None:
         """A plan better than the best one is scored wrongly or breaks a rule."""
@@ -59,19 +62,24 @@ class PlannerContract(Contract[Planner]):
 
     def test_it_stops_when_it_is_told_to(self) -> None:
         """Told to stop at once it returns, and claims no proof that it did not finish."""
-        for problem in self._takes():
+        for problem, full in self._solved():
             outcome = self.provided().solve(problem, Limits(), lambda _: None, lambda: True)
-            full = _solve(self.provided(), problem)
             require(
                 outcome.plan is not None or not outcome.proven or full.plan is None,
                 f"{problem.job}: stopped at once, it calls a feasible problem infeasible",
             )
 
-    def _takes(self) -> Iterable[Problem]:
-        return [p for p in self.problems() if not self.provided().unsupported(p)]
-
     def _solved(self) -> Sequence[tuple[Problem, SearchOutcome]]:
-        return [(problem, _solve(self.provided(), problem)) for problem in self._takes()]
+        """Return the problems that the planner takes, each solved once for the whole suite."""
+        suite = type(self)
+        if suite not in _SOLVED:
+            planner = self.provided()
+            _SOLVED[suite] = tuple(
+                (problem, _solve(planner, problem))
+                for problem in self.problems()
+                if not planner.unsupported(problem)
+            )
+        return _SOLVED[suite]
 
 
 def _solve(planner: Planner, problem: Problem) -> SearchOutcome:

@@ -16,5 +16,5 @@ def test_the_page_is_current() -> None:
     )  # fmt: skip
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     assert page == done.stdout, "run `python docs/cli_page.py > docs/cli.md`"
-    assert "## `sailor plan`" in page
+    assert "## `sailor plan JOB`" in page
     assert "## `sailor gcp refresh`" in page

@@ -1,0 +1,141 @@
+"""How a model is executed: what framework, kernels and memory savings a run uses.
+
+`Training` says what is computed; `Execution` says by which program. The same plan takes different
+time and memory under two frameworks, so every estimate without a profile needs both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from sailor.model.base import Record
+from sailor.model.job import Precision
+
+Framework = Literal[
+    "megatron-lm",  # Megatron-LM and its core library
+    "megatron-deepspeed",  # Megatron-LM models under DeepSpeed's engine
+    "fsdp",  # PyTorch FSDP or FSDP2: torchtitan, llm-foundry
+    "internevo",
+    "nanotron",
+    "galvatron",
+]
+Recompute = Literal["none", "selective", "full"]
+Attention = Literal["flash", "eager"]
+
+
+class Experts(Record):
+    """The experts of a mixture-of-experts model, in every block but the first `dense_blocks`."""
+
+    num_experts: int = Field(ge=2, le=65536)
+    top_k: int = Field(ge=1, le=1024)
+    ffn: int = Field(ge=1)  # hidden columns of one expert
+    shared_ffn: int = Field(default=0, ge=0)  # columns of the expert that every token visits
+    dense_blocks: int = Field(default=0, ge=0)
+
+
+class Execution(Record):
+    """Program options with the defaults of the framework's own command line.
+
+    `zero` 1 is also Megatron's distributed optimizer, 3 also FSDP's full sharding; `zero_group`
+    limits the ranks that share states (None: the whole data-parallel group). `cp` splits the
+    sequence, `ep` the experts. `vpp` is the number of model chunks a pipeline rank holds.
+    """
+
+    framework: Framework = "megatron-lm"
+    precision: Precision = "bf16"
+    optimizer: Literal["adam", "sgd"] = "adam"  # "adam" is AdamW too: the same states
+    zero: int = Field(default=0, ge=0, le=3)
+    zero_group: int | None = Field(default=None, ge=1)
+    recompute: Recompute = "none"
+    sequence_parallel: bool = False
+    attention: Attention = "flash"
+    dropout: bool = False
+    cp: int = Field(default=1, ge=1, le=1024)
+    vpp: int = Field(default=1, ge=1, le=256)
+    ep: int = Field(default=1, ge=1, le=4096)
+    expert_tp: int | None = Field(default=None, ge=1)  # None: as tp
+    experts: Experts | None = None
+    fused_norms: bool = True  # norm, rotary and activation kernels that keep no extra copies
+    fused_loss: bool = False  # one kernel for softmax and loss over the vocabulary's parts
+    full_precision_grads: bool = True  # gradients add up in fp32 where the framework can choose
+    overlap_grads: bool = False  # gradient reduction runs beside the backward pass
+    overlap_params: bool = False  # parameter gathering runs beside the forward pass
+    overlap_tp: bool = False  # tensor-parallel traffic runs beside matrix products
+    overlap_warmup: bool = False  # interleaved schedule overlaps its first and last sends
+    vocab_divisor: int = Field(default=128, ge=1)  # vocabulary pads to a multiple of this times tp
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.ep > 1 and self.experts is None:
+            raise ValueError("ep above 1 needs experts: a dense model has none to spread")
+        if self.experts and self.experts.num_experts % self.ep:
+            raise ValueError(
+                f"num_experts {self.experts.num_experts} is not a multiple of ep {self.ep}"
+            )
+        if self.experts and self.experts.top_k > self.experts.num_experts:
+            raise ValueError("top_k is larger than num_experts")
+        return self
+
+
+class Chunk(Record):
+    """Consecutive units on one pipeline rank: blocks, and the embedding or head beside them."""
+
+    blocks: int = Field(ge=0)
+    embedding: bool = False
+    head: bool = False
+
+
+class Layout(Record):
+    """A model cut for uniform replicas: degrees, and the chunks in model order.
+
+    Chunk i lies on pipeline rank i % pp; there are pp * vpp of them. Every replica runs
+    `num_microbatches` microbatches of `microbatch` sequences an iteration.
+    """
+
+    tp: int = Field(ge=1, le=4096)
+    dp: int = Field(ge=1, le=1_000_000)
+    microbatch: int = Field(ge=1)
+    num_microbatches: int = Field(ge=1)
+    pp: int = Field(ge=1, le=1024)
+    chunks: tuple[Chunk, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if len(self.chunks) % self.pp:
+            raise ValueError(f"{len(self.chunks)} chunks don't divide over {self.pp} ranks")
+        for part in ("embedding", "head"):
+            if sum(getattr(chunk, part) for chunk in self.chunks) != 1:
+                raise ValueError(f"a layout has one {part}")
+        return self
+
+    @property
+    def vpp(self) -> int:
+        """Return the chunks of a pipeline rank."""
+        return len(self.chunks) // self.pp
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the blocks of all chunks."""
+        return sum(chunk.blocks for chunk in self.chunks)
+
+    def rank_chunks(self, rank: int) -> tuple[Chunk, ...]:
+        """Return the chunks of a pipeline rank, in model order."""
+        return self.chunks[rank :: self.pp]
+
+
+def even_chunks(num_blocks: int, pp: int, vpp: int = 1) -> tuple[Chunk, ...]:
+    """Return chunks whose block counts differ by at most one, the earlier ones larger."""
+    parts = pp * vpp
+    least, more = divmod(num_blocks, parts)
+    return chunks_of([least + (index < more) for index in range(parts)])
+
+
+def chunks_of(blocks: list[int]) -> tuple[Chunk, ...]:
+    """Return chunks with these block counts, the embedding on the first, the head on the last."""
+    last = len(blocks) - 1
+    return tuple(
+        Chunk(blocks=count, embedding=index == 0, head=index == last)
+        for index, count in enumerate(blocks)
+    )

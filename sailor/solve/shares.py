@@ -1,0 +1,78 @@
+"""Unequal microbatch shares: faster pipelines take more microbatches.
+
+A pipeline with total stage time F and slowest stage S ends its n-th microbatch after
+F + (n - 1) S. All pipelines end by X when each takes floor((X - F) / S) + 1; the least X for which
+that is enough is found by bisection, and what is too much is taken off again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sailor.sim.closed_form import stage_terms
+from sailor.sim.columns import Column, batch_of_one
+from sailor.sim.tables import StageTables
+
+_STEPS = 60
+
+
+def with_shares(
+    tables: StageTables, cuts: Sequence[int], columns: Sequence[Column]
+) -> list[Column] | None:
+    """Return the columns with the best shares of the same microbatches; None: nothing to gain.
+
+    A coupled cost model knows one pace for all pipelines, so shares can't help there.
+    """
+    if tables.coupled or len({column.kinds for column in columns}) < 2:
+        return None
+    terms = stage_terms(tables, batch_of_one(cuts, columns, tables.kinds))
+    stage = (terms.compute_s + terms.p2p_s)[0]
+    fill, pace = stage.sum(axis=0), stage.max(axis=0)
+    if not np.isfinite(fill).all():
+        return None
+    width = np.array([column.width for column in columns])
+    total = sum(column.width * column.num_microbatches for column in columns)
+
+    def done_by(seconds: float) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        counts = np.floor((seconds - fill) / pace * (1 + 1e-12)).astype(np.int64) + 1
+        return np.maximum(counts, 1)  # every pipeline takes part: it is rented anyway
+
+    low, high = 0.0, float((fill + total * pace).max())
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if int((done_by(middle) * width).sum()) >= total:
+            high = middle
+        else:
+            low = middle
+    counts = done_by(high)
+    surplus = int((counts * width).sum()) - total
+    return _without(columns, counts, surplus, fill, pace)
+
+
+def _without(
+    columns: Sequence[Column],
+    counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    surplus: int,
+    fill: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    pace: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+) -> list[Column] | None:
+    """Take `surplus` microbatches off, one a pipeline, from those that end last."""
+    less = np.zeros(len(columns), dtype=np.int64)
+    ends = fill + (counts - 1) * pace
+    for index in np.argsort(-ends, kind="stable"):
+        room = columns[index].width if counts[index] > 1 else 0
+        less[index] = min(surplus, room)
+        surplus -= int(less[index])
+    if surplus > 0:
+        return None
+    shared: list[Column] = []
+    for index, column in enumerate(columns):
+        for width, count in (
+            (column.width - int(less[index]), int(counts[index])),
+            (int(less[index]), int(counts[index]) - 1),
+        ):
+            if width > 0:
+                shared.append(Column(column.kinds, width, column.microbatch, count))
+    return shared
