@@ -50,8 +50,10 @@ class Row:
         """How many times better ours is; above 1 is better for both objectives."""
         if self.reference is None:
             return None
-        return self.ours / self.reference if self.objective != "min_cost" else (
-            self.reference / self.ours
+        return (
+            self.ours / self.reference
+            if self.objective != "min_cost"
+            else (self.reference / self.ours)
         )
 
 

@@ -72,7 +72,8 @@ def build_problem(
     if strict and problem.assumptions:
         raise InputError(
             f"assumed, not known: {'; '.join(problem.assumptions)}",
-            where="strict", hint="name sources that know these figures, or leave strict off",
+            where="strict",
+            hint="name sources that know these figures, or leave strict off",
         )
     return problem
 
@@ -120,7 +121,8 @@ def plan_problem(
     if reasons:
         raise InputError(
             f"planner {planner.name!r} can't take this job: {'; '.join(reasons)}",
-            where="planner", hint="choose another --planner",
+            where="planner",
+            hint="choose another --planner",
         )
     wall, cpu = time.perf_counter(), time.process_time()
     outcome = planner.solve(problem, limits, on_progress, should_stop)
@@ -195,7 +197,8 @@ def _objective(name: Objective | str) -> Objective:
     except ValueError:
         raise InputError(
             f"unknown objective {name!r}",
-            where="objective", hint=f"known: {', '.join(Objective)}",
+            where="objective",
+            hint=f"known: {', '.join(Objective)}",
         ) from None
 
 
@@ -203,7 +206,8 @@ def _plan_of_result(result: Result, where: str) -> Plan:
     if result.plan is None:
         raise InputError(
             f"the result of {result.job} holds no plan ({result.status})",
-            where=where, hint="take a result whose status is optimal or feasible",
+            where=where,
+            hint="take a result whose status is optimal or feasible",
         )
     return result.plan
 

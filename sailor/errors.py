@@ -37,9 +37,7 @@ class UnknownNameError(InputError):
         self, what: str, name: str, known: Iterable[str], *, where: str | None = None
     ) -> None:
         names = sorted(known)
-        super().__init__(
-            f"unknown {what} {name!r}", where=where, hint=did_you_mean(name, names)
-        )
+        super().__init__(f"unknown {what} {name!r}", where=where, hint=did_you_mean(name, names))
 
 
 class PluginError(SailorError):

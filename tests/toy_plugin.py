@@ -67,7 +67,7 @@ class Toy:
         if "none" in name:
             return SearchOutcome(None, reasons=("the toy found none",))
         if "slow" in name:
-            time.sleep(0.25)
+            time.sleep(0.1)
         while "wait" in name and not should_stop():
             time.sleep(0.01)
         if "empty" in name:

@@ -30,9 +30,7 @@ class Catalog:
     def builtin(cls) -> Catalog:
         """Return the catalogue that ships with sailor (`sailor/model/data/*.json`)."""
         gpu_rows = _rows("gpus")
-        aliases = {
-            alias: row["name"] for row in gpu_rows for alias in row.pop("aliases", ())
-        }
+        aliases = {alias: row["name"] for row in gpu_rows for alias in row.pop("aliases", ())}
         return cls(
             gpus=_by_name(GpuType.model_validate(row) for row in gpu_rows),
             nodes=_by_name(NodeType.model_validate(row) for row in _rows("nodes")),
@@ -43,7 +41,9 @@ class Catalog:
     def with_additions(self, additions: CatalogAdditions) -> Self:
         """Return a catalogue in which the job's own entries come before the built-in ones."""
         for what, rows in (
-            ("gpus", additions.gpus), ("nodes", additions.nodes), ("zones", additions.zones)
+            ("gpus", additions.gpus),
+            ("nodes", additions.nodes),
+            ("zones", additions.zones),
         ):
             _refuse_duplicates(what, [row.name for row in rows])
         return type(self)(
@@ -104,6 +104,7 @@ def _refuse_duplicates(what: str, names: Sequence[str]) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InputError(
-                f"{name!r} is defined twice", where=f"catalog.{what}[{index}]",
+                f"{name!r} is defined twice",
+                where=f"catalog.{what}[{index}]",
                 hint="give each entry its own name",
             )

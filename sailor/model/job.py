@@ -99,9 +99,7 @@ class SourceRef(Record):
     path: str | None = None
 
 
-SourceRefs = Annotated[
-    tuple[SourceRef, ...], BeforeValidator(_source_options), Field(min_length=1)
-]
+SourceRefs = Annotated[tuple[SourceRef, ...], BeforeValidator(_source_options), Field(min_length=1)]
 
 
 class Sources(Record):

@@ -27,12 +27,19 @@ _BYTES: Mapping[str, float] = {
     "TiB": 2**40,
 }
 _RATES: Mapping[str, float] = {
-    **{f"{prefix}bit/s": scale / 8 for prefix, scale in
-       {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()},
+    **{
+        f"{prefix}bit/s": scale / 8
+        for prefix, scale in {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.items()
+    },
     **{f"{unit}/s": float(scale) for unit, scale in _BYTES.items()},
 }
 _SECONDS: Mapping[str, float] = {
-    "s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0, "d": 86400.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
 }
 _FLOPS: Mapping[str, float] = {"FLOP/s": 1.0, "GFLOP/s": 1e9, "TFLOP/s": 1e12, "PFLOP/s": 1e15}
 _USD: Mapping[str, float] = {"USD": 1.0}

@@ -118,14 +118,16 @@ def _places(offer: Offer, catalog: Catalog, where: str) -> Iterator[tuple[Zone, 
                 if node.gpu != gpu.name:
                     raise InputError(
                         f"{node.name} holds {node.gpu}, not {gpu.name}",
-                        where=f"{where}.node_types", hint="name shapes with the offer's GPU type",
+                        where=f"{where}.node_types",
+                        hint="name shapes with the offer's GPU type",
                     )
         else:
             nodes = catalog.nodes_with_gpu(gpu.name, zone.provider)
             if not nodes:
                 raise InputError(
                     f"{zone.provider} has no node type with {gpu.name} in the catalogue",
-                    where=f"{where}.gpu", hint="add one under catalog.nodes of the job",
+                    where=f"{where}.gpu",
+                    hint="add one under catalog.nodes of the job",
                 )
         yield from ((zone, node) for node in nodes)
 
@@ -135,7 +137,8 @@ def _same_provider(zone: Zone, node: NodeType, where: str) -> None:
         raise InputError(
             f"{node.name} is a node type of {node.provider}, and zone {zone.name} belongs to "
             f"{zone.provider}",
-            where=where, hint="name a node type and a zone of one provider",
+            where=where,
+            hint="name a node type and a zone of one provider",
         )
 
 
@@ -161,7 +164,8 @@ def _prices(
         if query in found:
             raise InputError(
                 f"the price of {price.node_type} ({price.market}) in {price.zone} is given twice",
-                where="catalog.prices", hint="keep one",
+                where="catalog.prices",
+                hint="keep one",
             )
         found[query] = price
     for source in job.sources.prices:
@@ -179,9 +183,7 @@ def _prices(
     for query in queries:
         if query not in found:
             reason = reasons.get(query, f"no price is known to {names}")
-            pool.excluded.append(
-                f"{query.node_type} ({query.market}) in {query.zone}: {reason}"
-            )
+            pool.excluded.append(f"{query.node_type} ({query.market}) in {query.zone}: {reason}")
     return found
 
 

@@ -27,7 +27,8 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
     """
     model = cost_model(job.cost_model, where="cost_model")
     if model.name == "published" and (job.training.precision, job.training.optimizer) != (
-        "fp32", "adam"
+        "fp32",
+        "adam",
     ):
         raise InputError(
             f"cost model 'published' counts fp32 training with Adam, the job asks for "
@@ -45,9 +46,7 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
         max_tp[node.gpu] = max(max_tp.get(node.gpu, 0), node.num_gpus)
     profiles = resolve_profiles(job, arch, catalog, registry, max_tp)
     zones = sorted({placement.zone for placement in pool.placements})
-    links, unlinked = resolve_links(
-        job, catalog, registry, pool.placements, profiles.tp_by_gpu()
-    )
+    links, unlinked = resolve_links(job, catalog, registry, pool.placements, profiles.tp_by_gpu())
     egress, unpriced = resolve_egress(job, catalog, registry, zones)
     assumptions = list(profiles.assumptions)
     assumed = sorted({link.source for link in links if link.assumed})

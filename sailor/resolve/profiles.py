@@ -27,9 +27,7 @@ class Profiles:
     def tp_by_gpu(self) -> dict[str, tuple[int, ...]]:
         """Return the profiled tp degrees of each GPU type."""
         gpus = sorted({profile.gpu for profile in self.profiles})
-        return {
-            gpu: tuple(sorted({p.tp for p in self.profiles if p.gpu == gpu})) for gpu in gpus
-        }
+        return {gpu: tuple(sorted({p.tp for p in self.profiles if p.gpu == gpu})) for gpu in gpus}
 
 
 _Sources = Sequence[tuple[ProfileSource, SourceContext]]
@@ -65,7 +63,8 @@ def resolve_profiles(
             raise InputError(
                 f"no profile source ({names}) knows the size of {arch.name}'s layers at "
                 f"{job.training.precision}",
-                where="sources.profiles", hint="add 'analytic' to sources.profiles",
+                where="sources.profiles",
+                hint="add 'analytic' to sources.profiles",
             )
     known = {footprint.tp for footprint in found.footprints}
     for tp in tps:
@@ -106,21 +105,25 @@ def _check_degrees(job: Job, arch: ModelSpec) -> None:
                 raise InputError(
                     f"microbatch {size} is larger than the global batch "
                     f"{job.training.global_batch}",
-                    where=where, hint="take at most the global batch",
+                    where=where,
+                    hint="take at most the global batch",
                 )
     for where, pp in (
-        ("constraints.pp", job.constraints.pp), ("search_space.max_pp", job.search_space.max_pp)
+        ("constraints.pp", job.constraints.pp),
+        ("search_space.max_pp", job.search_space.max_pp),
     ):
         if pp is not None and pp > arch.num_units:
             raise InputError(
                 f"{pp} stages are more than the {arch.num_units} units of {arch.name} "
                 f"(embedding, {arch.num_layers} blocks, head)",
-                where=where, hint=f"take at most {arch.num_units}",
+                where=where,
+                hint=f"take at most {arch.num_units}",
             )
     if job.constraints.dp is not None and job.constraints.dp > job.training.global_batch:
         raise InputError(
             f"dp {job.constraints.dp} is more than the global batch {job.training.global_batch}",
-            where="constraints.dp", hint="every pipeline needs at least one sample",
+            where="constraints.dp",
+            hint="every pipeline needs at least one sample",
         )
 
 
@@ -137,9 +140,7 @@ def _profiles_of_gpu(
             for tp, size in source.grid(arch, job.training, gpu, context)
             if tp <= max_tp and _wanted(job, arch, tp, size)
         ]
-        answers = [
-            source.profile(arch, job.training, gpu, tp, size, context) for tp, size in grid
-        ]
+        answers = [source.profile(arch, job.training, gpu, tp, size, context) for tp, size in grid]
         profiles = [answer for answer in answers if answer is not None]
         if profiles:
             found.profiles.extend(profiles)

@@ -200,9 +200,7 @@ def _gathered_bytes(
     return 2 * (2 * largest + largest)
 
 
-def _in_flight_bytes(
-    model: ModelSpec, execution: Execution, layout: Layout, rank: int
-) -> float:
+def _in_flight_bytes(model: ModelSpec, execution: Execution, layout: Layout, rank: int) -> float:
     """Return the most bytes of kept activations at any time of the (interleaved) 1F1B schedule."""
     kept = [
         chunk_saved_bytes(model, execution, layout, chunk) for chunk in layout.rank_chunks(rank)

@@ -41,9 +41,10 @@ def plan_violations(problem: Problem, plan: Plan, estimate: Estimate) -> list[st
             f"the plan processes {estimate.samples} samples an iteration, the global batch is "
             f"{problem.training.global_batch} (allowed error {problem.batch.within:g})"
         )
-    if problem.cost_model == "published" and len(
-        {replica.microbatch for replica in plan.stages[0].replicas}
-    ) > 1:
+    if (
+        problem.cost_model == "published"
+        and len({replica.microbatch for replica in plan.stages[0].replicas}) > 1
+    ):
         found.append("cost model 'published' knows one microbatch size for all pipelines")
     return found
 

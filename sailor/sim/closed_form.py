@@ -142,7 +142,9 @@ def update_seconds(tables: StageTables, batch: PlanBatch) -> Floats:
     return slowest
 
 
-def memory_fits(tables: StageTables, batch: PlanBatch, headroom_bytes: int = 0) -> NDArray[np.bool_]:
+def memory_fits(
+    tables: StageTables, batch: PlanBatch, headroom_bytes: int = 0
+) -> NDArray[np.bool_]:
     """Return [B]: whether every worker has `headroom_bytes` left."""
     start, stop = batch.cuts[:, :-1, None], batch.cuts[:, 1:, None]
     num_stages = batch.kinds.shape[1]

@@ -34,7 +34,9 @@ def columns_of(plan: Plan) -> tuple[Column, ...]:
             lead.num_microbatches,
         )
         if found and (found[-1].kinds, found[-1].microbatch, found[-1].num_microbatches) == (
-            column.kinds, column.microbatch, column.num_microbatches
+            column.kinds,
+            column.microbatch,
+            column.num_microbatches,
         ):
             found[-1] = Column(
                 column.kinds, found[-1].width + 1, column.microbatch, column.num_microbatches
@@ -44,9 +46,7 @@ def columns_of(plan: Plan) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def plan_of(
-    model: str, cuts: Sequence[int], columns: Sequence[Column], global_batch: int
-) -> Plan:
+def plan_of(model: str, cuts: Sequence[int], columns: Sequence[Column], global_batch: int) -> Plan:
     """Return the plan of unit boundaries and columns (units cuts[i]..cuts[i + 1] in stage i)."""
     stages = []
     for i in range(len(cuts) - 1):
@@ -64,9 +64,7 @@ def plan_of(
             for _ in range(column.width)
         ]
         stages.append(Stage(start=cuts[i], stop=cuts[i + 1], replicas=tuple(replicas)))
-    return Plan(
-        model=model, num_units=cuts[-1], global_batch=global_batch, stages=tuple(stages)
-    )
+    return Plan(model=model, num_units=cuts[-1], global_batch=global_batch, stages=tuple(stages))
 
 
 def batch_of_one(

@@ -96,9 +96,7 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
         batch_error=(plan.samples - problem.training.global_batch) / problem.training.global_batch,
         assumptions=(*problem.assumptions, *model.assumptions(problem)),
     )
-    violations = plan_violations(problem, plan, found) + constraint_violations(
-        problem, plan, found
-    )
+    violations = plan_violations(problem, plan, found) + constraint_violations(problem, plan, found)
     return found.model_copy(update={"violations": tuple(violations)})
 
 
@@ -160,7 +158,8 @@ def _refuse_unknown(problem: Problem, plan: Plan) -> None:
             if gpu_of[replica.node_type] != replica.gpu:
                 raise InputError(
                     f"a {replica.node_type} holds {gpu_of[replica.node_type]}, not {replica.gpu}",
-                    where=where, hint=f"write gpu: {gpu_of[replica.node_type]}",
+                    where=where,
+                    hint=f"write gpu: {gpu_of[replica.node_type]}",
                 )
             key = (replica.gpu, replica.tp, replica.microbatch)
             if key not in profiled:

@@ -1,39 +1,46 @@
 """What one unit of a model computes, moves and keeps: counts that follow from shapes alone.
 
-Everything is for one tensor-parallel rank. t = microbatch * seq_len tokens, h the hidden size,
-f the feed-forward size, V the padded vocabulary, e the bytes of an element (2 in 16-bit, 4 in
-fp32). Attention is the fused kind (flash): no score matrix is stored.
+Everything is for one tensor-parallel rank. t = microbatch * seq_len / cp tokens, h the hidden
+size, f the feed-forward size, V the padded vocabulary, e the bytes of an element (2 in 16-bit, 4
+in fp32). `sailor.sim.ops` turns the counts into seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sailor.model.arch import ModelSpec, UnitKind
+from sailor.model.execution import Execution
 from sailor.model.job import Precision
 from sailor.model.profile import UnitBytes
+
+# Extra activations of norms, rotary embedding and gate written as separate operations, in t h:
+# Galvatron's published Llama-2 blocks keep 515 to 547 MiB where fused kernels keep 289 MiB.
+UNFUSED_SAVED = 28.0
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """A matrix product of [m, k] by [k, n]."""
+    """`batch` matrix products of [m, k] by [k, n]."""
 
     m: float
     n: float
     k: float
+    batch: float = 1.0
 
     @property
     def flop(self) -> float:
-        """Return the floating-point operations: 2 m n k."""
-        return 2 * self.m * self.n * self.k
+        """Return the floating-point operations: 2 m n k each."""
+        return 2 * self.m * self.n * self.k * self.batch
 
     def bytes_moved(self, element_bytes: int) -> float:
         """Return the bytes of its three matrices, each touched once."""
-        return element_bytes * (self.m * self.k + self.k * self.n + self.m * self.n)
+        touched = self.m * self.k + self.k * self.n + self.m * self.n
+        return element_bytes * touched * self.batch
 
     def backward(self) -> tuple[Gemm, Gemm]:
         """Return the two products of the backward pass: for the input, for the weights."""
-        return Gemm(self.m, self.k, self.n), Gemm(self.n, self.k, self.m)
+        return replace(self, n=self.k, k=self.n), replace(self, m=self.n, n=self.k, k=self.m)
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,12 @@ class PassWork:
 
     gemms: tuple[Gemm, ...]
     seq_len: int
-    attention_flop: float
+    attention_flop: float  # of fused attention; eager attention is products and scores
     elementwise_bytes: float
     num_kernels: int  # beside the matrix products
     num_allreduces: int
     allreduce_bytes: float  # of each
+    scores: float = 0.0  # elements of the score matrices that eager attention writes
 
     @property
     def flop(self) -> float:
@@ -62,65 +70,180 @@ def element_bytes(precision: Precision) -> int:
 def forward_work(
     model: ModelSpec, kind: UnitKind, tp: int, microbatch: int, precision: Precision
 ) -> PassWork:
-    """Return the forward pass. Element-wise traffic counts reads and writes, dropout included."""
-    tokens, hidden = microbatch * model.seq_len, model.hidden
-    scale = element_bytes(precision)
-    message = float(scale * tokens * hidden)
-    if kind == "embedding":
-        # Look up a row, write it; the ranks' partial tables are added up.
-        return PassWork((), model.seq_len, 0.0, 3 * message, 2, 1, message)
-    if kind == "head":
-        # Cross entropy reads and writes about 20 bytes a logit (16-bit logits, fp32 softmax).
-        logits = tokens * model.padded_vocab(tp) / tp
-        gemms: tuple[Gemm, ...] = (_head_gemm(model, tp, tokens),)
-        moved = 3 * message + 20 * logits
-        return PassWork(gemms, model.seq_len, 0.0, moved, 6, 0, 0.0)
-    ffn = _ffn(model, tp) * tokens
-    own = 2 * tokens * model.num_heads * model.head_dim / tp
-    # 22 t h + 4 t h / tp + (4 f, or 6 f + 8 h gated) t bytes in 16-bit.
-    mlp = 6 * ffn + 8 * tokens * hidden / tp if model.gated_mlp else 4 * ffn
-    elementwise = (22 * tokens * hidden + 2 * own + mlp) * scale / 2
-    gemms = _block_gemms(model, tp, tokens)
-    attention = _attention_flop(model, tp, microbatch)
-    return PassWork(gemms, model.seq_len, attention, elementwise, 6, 2, message)
+    """Return the forward pass with fused attention and dropout."""
+    return unit_work(model, _usual(precision), kind, tp, microbatch)[0]
 
 
 def backward_work(
     model: ModelSpec, kind: UnitKind, tp: int, microbatch: int, precision: Precision
 ) -> PassWork:
     """Return the backward pass: two products for each of the forward's, attention 2.5 times."""
-    tokens, hidden = microbatch * model.seq_len, model.hidden
-    scale = element_bytes(precision)
-    message = float(scale * tokens * hidden)
+    return unit_work(model, _usual(precision), kind, tp, microbatch)[1]
+
+
+def _usual(precision: Precision) -> Execution:
+    return Execution(precision=precision, dropout=True)
+
+
+def unit_work(
+    model: ModelSpec, execution: Execution, kind: UnitKind, tp: int, microbatch: int
+) -> tuple[PassWork, PassWork]:
+    """Return the forward and the backward pass of a unit. Traffic counts reads and writes."""
     if kind == "embedding":
-        # Add the gradients to the rows that were looked up.
-        return PassWork((), model.seq_len, 0.0, 3 * message, 2, 0, 0.0)
+        return _embedding_work(model, execution, microbatch)
     if kind == "head":
-        logits = tokens * model.padded_vocab(tp) / tp
-        gemms: tuple[Gemm, ...] = _head_gemm(model, tp, tokens).backward()
-        moved = 5 * message + 12 * logits
-        return PassWork(gemms, model.seq_len, 0.0, moved, 6, 1, message)
-    ffn = _ffn(model, tp) * tokens
-    own = 2 * tokens * model.num_heads * model.head_dim / tp
-    # 36 t h + 10 t h / tp + (8 f, or 10 f + 12 h gated) t bytes in 16-bit.
-    mlp = 10 * ffn + 12 * tokens * hidden / tp if model.gated_mlp else 8 * ffn
-    elementwise = (36 * tokens * hidden + 5 * own + mlp) * scale / 2
-    gemms = tuple(
-        product for gemm in _block_gemms(model, tp, tokens) for product in gemm.backward()
+        return _head_work(model, execution, tp, microbatch)
+    return _block_work(model, execution, tp, microbatch)
+
+
+def _tokens(model: ModelSpec, execution: Execution, microbatch: int) -> float:
+    return microbatch * model.seq_len / execution.cp
+
+
+def _embedding_work(
+    model: ModelSpec, execution: Execution, microbatch: int
+) -> tuple[PassWork, PassWork]:
+    """Look up a row, write it, add up the ranks' partial tables; backward adds to the rows."""
+    tokens = _tokens(model, execution, microbatch)
+    message = float(element_bytes(execution.precision) * tokens * model.hidden)
+    forward = PassWork((), model.seq_len, 0.0, 3 * message, 2, 1, message)
+    return forward, replace(forward, num_allreduces=0, allreduce_bytes=0.0)
+
+
+def _head_work(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int
+) -> tuple[PassWork, PassWork]:
+    """Cross entropy reads and writes about 20 bytes a logit forward, 12 backward."""
+    tokens = _tokens(model, execution, microbatch)
+    message = float(element_bytes(execution.precision) * tokens * model.hidden)
+    rows = model.padded_vocab(tp, execution.vocab_divisor) / tp
+    gemm = Gemm(tokens, rows, model.hidden)
+    forward = PassWork(
+        (gemm,), model.seq_len, 0.0, 3 * message + 20 * tokens * rows, 6, 0, 0.0
     )
-    attention = 2.5 * _attention_flop(model, tp, microbatch)
-    return PassWork(gemms, model.seq_len, attention, elementwise, 12, 2, message)
+    moved = 5 * message + 12 * tokens * rows
+    return forward, PassWork(gemm.backward(), model.seq_len, 0.0, moved, 6, 1, message)
+
+
+def _block_work(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int
+) -> tuple[PassWork, PassWork]:
+    """In 16-bit a block moves 22 t h (14 without dropout) + 4 t a d / tp + 4 t f / tp bytes
+    forward, 36 t h + 10 t a d / tp + 8 t f / tp backward; a gate adds 2 t f + 8 t h and
+    2 t f + 12 t h (over tp). Sequence parallelism divides the terms in t h by tp.
+    """
+    tokens, hidden = _tokens(model, execution, microbatch), model.hidden
+    scale = element_bytes(execution.precision) / 2
+    spread = tp if execution.sequence_parallel else 1
+    own = 2 * tokens * model.num_heads * model.head_dim / tp
+    ffn, gemms = _ffn_columns(model, execution, tp), _block_gemms(model, execution, tp, tokens)
+    gate = tokens * hidden / tp if model.gated_mlp else 0.0
+    wide = tokens * ffn
+    moved = (22 if execution.dropout else 14) * tokens * hidden / spread + 2 * own
+    moved += 6 * wide + 8 * gate if model.gated_mlp else 4 * wide
+    moved_back = 36 * tokens * hidden / spread + 5 * own
+    moved_back += 10 * wide + 12 * gate if model.gated_mlp else 8 * wide
+    attention = _attention_flop(model, execution, tp, microbatch)
+    scores = 0.0
+    if execution.attention == "eager":
+        products = _score_gemms(model, execution, tp, microbatch)
+        gemms, attention = gemms + products, 0.0
+        scores = products[0].batch * products[0].m * products[0].n
+    message = float(2 * scale * tokens * hidden)
+    forward = PassWork(gemms, model.seq_len, attention, moved * scale, 6, 2, message, scores)
+    backward = PassWork(
+        tuple(product for gemm in gemms for product in gemm.backward()),
+        model.seq_len, 2.5 * attention, moved_back * scale, 12, 2, message, scores,
+    )  # fmt: skip
+    return forward, backward
+
+
+def block_params(model: ModelSpec, execution: Execution, tp: int) -> float:
+    """Return a block's parameters outside of routed experts, averaged over the blocks."""
+    params = float(model.unit_params("block", tp))
+    experts = execution.experts
+    if experts is None:
+        return params
+    up = 2 if model.gated_mlp else 1
+    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
+    dense = model.hidden * (model.ffn // tp) * (up + 1)
+    dense += (up * model.ffn // tp + model.hidden) if model.biases else 0
+    shared = model.hidden * (experts.shared_ffn // tp) * (up + 1)
+    router = model.hidden * experts.num_experts
+    return params + share * (router + shared - dense)
+
+
+def expert_params(model: ModelSpec, execution: Execution, tp: int) -> float:
+    """Return a block's parameters in the rank's share of the routed experts, averaged."""
+    experts = execution.experts
+    if experts is None:
+        return 0.0
+    expert_tp = execution.expert_tp or tp
+    up = 2 if model.gated_mlp else 1
+    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
+    one = model.hidden * (experts.ffn // expert_tp) * (up + 1)
+    one += (up * experts.ffn // expert_tp + model.hidden) if model.biases else 0
+    return share * experts.num_experts / execution.ep * one
+
+
+def block_saved_bytes(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int
+) -> float:
+    """Return the bytes a block keeps of one microbatch for its backward pass.
+
+    In elements: 4 t h (inputs of the norms and of the two parallel regions), (1 + 2 kv/heads) and
+    1 times t times the attention width (queries, keys, values, attention's output), 2 t f (3 t f
+    gated); 2 t h bytes of dropout masks. Attention adds 4 bytes a head and token of softmax
+    statistics (flash), or a score matrix and its dropout: 5 bytes a score (2 + 2 + 1), 4 without
+    dropout. In 16-bit with kv = heads and f = 4 h that is Korthikanti's t h (34 + 5 a s / h).
+    """
+    tokens, hidden = _tokens(model, execution, microbatch), model.hidden
+    size = element_bytes(execution.precision)
+    spread = tp if execution.sequence_parallel else 1
+    own = model.num_heads * model.head_dim / tp
+    keys = 2 * model.num_kv_heads * model.head_dim / tp
+    kept = size * 4 * tokens * hidden / spread + size * tokens * (2 * own + keys)
+    kept += _saved_ffn_bytes(model, execution, tp, tokens)
+    if execution.dropout:
+        kept += 2 * tokens * hidden / spread
+    heads = model.num_heads / tp
+    if execution.attention == "eager":
+        each = 2.5 * size if execution.dropout else 2 * size
+        kept += each * microbatch * heads * model.seq_len**2 / execution.cp
+    else:
+        kept += 4 * tokens * heads
+    if not execution.fused_norms:
+        kept += UNFUSED_SAVED * tokens * hidden / spread
+    return kept
+
+
+def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: float) -> float:
+    """Return what the feed-forward part keeps: 2 t f elements (3 t f gated).
+
+    With experts every token visits top_k of them, over all ranks as many rows as here; the rows
+    that were routed and their outputs are kept as well (2 top_k t h).
+    """
+    size = element_bytes(execution.precision)
+    columns = 3 if model.gated_mlp else 2
+    dense = size * columns * tokens * _ffn(model.ffn, tp)
+    experts = execution.experts
+    if experts is None:
+        return dense
+    # Tokens are spread over tp where the expert group is not the tensor-parallel one.
+    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
+    expert_tp = execution.expert_tp or tp
+    routed = tokens * experts.top_k * expert_tp / tp
+    sparse = size * columns * routed * experts.ffn / expert_tp + 2 * size * routed * model.hidden
+    sparse += size * columns * tokens * experts.shared_ffn / tp
+    return (1 - share) * dense + share * sparse
 
 
 def unit_bytes(model: ModelSpec, kind: UnitKind, tp: int, precision: Precision) -> UnitBytes:
     """Return parameters, kept activations and output of a unit for one sample.
 
-    A block keeps, in elements, 4 t h (inputs of the norms and of the two parallel regions) on
-    every rank, and on its share (1 + 2 kv/heads) and 1 times the attention width (queries, keys,
-    values, attention's output) and 2 f (3 f gated); 2 t h bytes of dropout masks; 4 bytes a head
-    and token of softmax statistics. In 16-bit with kv = heads and f = 4 h that is Korthikanti et
-    al. 2022's s b h (10 + 24 / tp), without the 5 a s / h of a stored score matrix.
+    With fused attention and dropout, as `block_saved_bytes`.
     """
+    execution = _usual(precision)
     tokens, hidden = model.seq_len, model.hidden
     size = element_bytes(precision)
     output = float(size * tokens * hidden)
@@ -131,40 +254,64 @@ def unit_bytes(model: ModelSpec, kind: UnitKind, tp: int, precision: Precision) 
         kept = (size + 4) * tokens * model.padded_vocab(tp) / tp + 2 * output
         output = 4.0 * tokens * model.padded_vocab(tp)
     else:
-        own = model.num_heads * model.head_dim / tp
-        keys = 2 * model.num_kv_heads * model.head_dim / tp
-        mlp = (3 if model.gated_mlp else 2) * _ffn(model, tp)
-        kept = (
-            size * tokens * (4 * hidden + 2 * own + keys + mlp)
-            + 2 * tokens * hidden
-            + 4 * tokens * model.num_heads / tp
-        )
+        kept = block_saved_bytes(model, execution, tp, 1)
     return UnitBytes(params=model.unit_params(kind, tp), activation_bytes=kept, output_bytes=output)
 
 
-def _block_gemms(model: ModelSpec, tp: int, tokens: int) -> tuple[Gemm, ...]:
+def _block_gemms(
+    model: ModelSpec, execution: Execution, tp: int, tokens: float
+) -> tuple[Gemm, ...]:
     own = model.num_heads * model.head_dim / tp
     keys = 2 * model.num_kv_heads * model.head_dim / tp
-    ffn = _ffn(model, tp)
-    up = ffn * (2 if model.gated_mlp else 1)
-    return (
-        Gemm(tokens, own + keys, model.hidden),
-        Gemm(tokens, model.hidden, own),
-        Gemm(tokens, up, model.hidden),
-        Gemm(tokens, model.hidden, ffn),
+    attention = (Gemm(tokens, own + keys, model.hidden), Gemm(tokens, model.hidden, own))
+    num_up = 2 if model.gated_mlp else 1
+    experts = execution.experts
+    if experts is None:
+        ffn = _ffn(model.ffn, tp)
+        return (
+            *attention,
+            Gemm(tokens, num_up * ffn, model.hidden),
+            Gemm(tokens, model.hidden, ffn),
+        )
+    expert_tp = execution.expert_tp or tp
+    local = experts.num_experts / execution.ep
+    rows = tokens * experts.top_k * expert_tp / tp / local
+    ffn = _ffn(experts.ffn, expert_tp)
+    routed = (
+        Gemm(rows, num_up * ffn, model.hidden, local),
+        Gemm(rows, model.hidden, ffn, local),
     )
+    if not experts.shared_ffn:
+        return attention + routed
+    ffn = _ffn(experts.shared_ffn, tp)
+    shared = (Gemm(tokens, num_up * ffn, model.hidden), Gemm(tokens, model.hidden, ffn))
+    return attention + routed + shared
 
 
-def _head_gemm(model: ModelSpec, tp: int, tokens: int) -> Gemm:
-    return Gemm(tokens, model.padded_vocab(tp) / tp, model.hidden)
+def _score_gemms(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int
+) -> tuple[Gemm, Gemm]:
+    """Return the products of eager attention: scores, and scores times values."""
+    batch = microbatch * model.num_heads / tp
+    rows, columns = model.seq_len / execution.cp, float(model.seq_len)
+    scores = Gemm(rows, columns, float(model.head_dim), batch)
+    return scores, Gemm(rows, float(model.head_dim), columns, batch)
 
 
-def _ffn(model: ModelSpec, tp: int) -> int:
+def _ffn_columns(model: ModelSpec, execution: Execution, tp: int) -> float:
+    """Return the feed-forward columns that a token passes on one rank."""
+    experts = execution.experts
+    if experts is None:
+        return float(_ffn(model.ffn, tp))
+    return (experts.top_k * experts.ffn + experts.shared_ffn) / tp
+
+
+def _ffn(columns: int, tp: int) -> int:
     """Return the feed-forward columns of one rank, rounded up as `ModelSpec.unit_params` does."""
-    return -(-model.ffn // tp)
+    return -(-columns // tp)
 
 
-def _attention_flop(model: ModelSpec, tp: int, microbatch: int) -> float:
-    """Return 4 b s^2 (heads * head_dim) / tp: both products, halved by the causal mask."""
+def _attention_flop(model: ModelSpec, execution: Execution, tp: int, microbatch: int) -> float:
+    """Return 4 b s^2 (heads * head_dim) / (tp cp): both products, halved by the causal mask."""
     width = model.num_heads * model.head_dim / tp
-    return 0.5 * 4 * microbatch * model.seq_len**2 * width
+    return 0.5 * 4 * microbatch * model.seq_len**2 * width / execution.cp

@@ -38,7 +38,10 @@ _WIRE_BYTES = {"fp32": 4.0, "fp16": 4.0, "bf16": 4.0}  # gradients are reduced i
 # on GH200 nodes (4.7e9 B of the tool's total) and on RTX nodes (0.7e9 B); elsewhere a middle value
 # is assumed and said.
 _RESERVE_BYTES = {
-    "GH200-96GB": 4.7e9, "TitanRTX-24GB": 0.7e9, "RTX2080Ti-11GB": 0.7e9, "RTX3090-24GB": 0.7e9,
+    "GH200-96GB": 4.7e9,
+    "TitanRTX-24GB": 0.7e9,
+    "RTX2080Ti-11GB": 0.7e9,
+    "RTX3090-24GB": 0.7e9,
 }
 _DEFAULT_RESERVE_BYTES = 2.0e9
 # The backward pass of the loss holds logits, their fp32 softmax and the gradient at once.
@@ -69,8 +72,10 @@ class NodeSharedSync:
         steps = 2.0 * (np.asarray(dp, dtype=float) - 1)
         hop = latency + each * min_tp
         # dp 1 has no step; an unknown link must not make it infinite.
-        return np.multiply(steps, hop, out=np.zeros(np.broadcast_shapes(steps.shape, hop.shape)),
-                           where=steps > 0)
+        seconds: Floats = np.multiply(
+            steps, hop, out=np.zeros(np.broadcast_shapes(steps.shape, hop.shape)), where=steps > 0
+        )
+        return seconds
 
 
 class SailorModel:
@@ -79,9 +84,7 @@ class SailorModel:
     name = "sailor"
     description = "per-pipeline 1F1B, shared node links, real card sizes (the default)"
 
-    def tables(
-        self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int
-    ) -> StageTables:
+    def tables(self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int) -> StageTables:
         """Return the cost terms of these kinds at one microbatch size."""
         index = ProfileIndex(problem)
         links = link_table(problem, kinds)
@@ -92,14 +95,17 @@ class SailorModel:
         )
         wire = parameters * _WIRE_BYTES[problem.training.precision]
         grid = np.arange(len(kinds))
-        send = with_shared_cards(problem, kinds, links).transfer_s(sizes[:, None, None], grid[None, :, None], grid[None, None, :])
+        send = with_shared_cards(problem, kinds, links).transfer_s(
+            sizes[:, None, None], grid[None, :, None], grid[None, None, :]
+        )
         return StageTables(
             kinds=tuple(kinds),
             microbatch=microbatch,
             num_units=problem.arch.num_units,
             usable=index.usable(kinds, microbatch),
             compute_prefix_s=index.time_prefix(
-                kinds, microbatch,
+                kinds,
+                microbatch,
                 lambda profile, kind: profile.unit(kind).forward_s + profile.unit(kind).backward_s,
             ),
             update_s=np.zeros(len(kinds)),
@@ -135,7 +141,9 @@ class SailorModel:
     ) -> Floats:
         parameters = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).params)
         profiles = [index.profile(kind, microbatch) for kind in kinds]
-        per_parameter = np.array([p.optimizer_s / p.optimizer_params if p else 0.0 for p in profiles])
+        per_parameter = np.array(
+            [p.optimizer_s / p.optimizer_params if p else 0.0 for p in profiles]
+        )
         seconds: Floats = parameters * per_parameter[:, None]
         return seconds
 
@@ -167,9 +175,7 @@ class SailorModel:
             reserve_bytes=np.array(
                 [_RESERVE_BYTES.get(kind.gpu, _DEFAULT_RESERVE_BYTES) for kind in kinds]
             ),
-            capacity_bytes=np.array(
-                [float(problem.gpu(kind.gpu).memory_bytes) for kind in kinds]
-            ),
+            capacity_bytes=np.array([float(problem.gpu(kind.gpu).memory_bytes) for kind in kinds]),
             state_prefix_bytes=np.sum(parts, axis=0),
             in_flight_capped=True,
         )

@@ -13,6 +13,7 @@ from sailor.model.problem import Problem
 from sailor.sim.kinds import WorkerKind
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 # (src zone, src gpu, src workers, dst zone, dst gpu, dst workers); None matches any.
 _Key = tuple[str, str | None, int | None, str, str | None, int | None]
@@ -25,7 +26,12 @@ class LinkIndex:
         self._links: dict[_Key, Link] = {}
         for link in links:
             key = (
-                link.src, link.src_gpu, link.src_workers, link.dst, link.dst_gpu, link.dst_workers
+                link.src,
+                link.src_gpu,
+                link.src_workers,
+                link.dst,
+                link.dst_gpu,
+                link.dst_workers,
             )
             self._links.setdefault(key, link)
 
@@ -56,7 +62,7 @@ class LinkTable:
     max_bytes: Floats
     peak: Floats  # bytes/s
 
-    def fitted_transfer_s(self, message_bytes: Floats, src: object, dst: object) -> Floats:
+    def fitted_transfer_s(self, message_bytes: Floats, src: Ints, dst: Ints) -> Floats:
         """Return bytes over the fitted bandwidth, unclamped and without latency.
 
         This is the published model's transfer. Where the fit is not positive it says nothing, and
@@ -70,7 +76,7 @@ class LinkTable:
         seconds = np.divide(size, rate, out=np.full(np.shape(rate), np.inf), where=usable)
         return np.where(size > 0, seconds, 0.0)
 
-    def transfer_s(self, message_bytes: Floats, src: object, dst: object) -> Floats:
+    def transfer_s(self, message_bytes: Floats, src: Ints, dst: Ints) -> Floats:
         """Return latency plus bytes over bandwidth, the fit clamped to its measured range.
 
         Equal to `Link.transfer_s`; a test holds them together.
@@ -119,9 +125,7 @@ def link_table(
     return table
 
 
-def with_shared_cards(
-    problem: Problem, kinds: Sequence[WorkerKind], links: LinkTable
-) -> LinkTable:
+def with_shared_cards(problem: Problem, kinds: Sequence[WorkerKind], links: LinkTable) -> LinkTable:
     """Return links on which replicas that share a node get their part of its network card.
 
     Where a node has more GPUs than a replica uses, the others send too: the link's rate is at

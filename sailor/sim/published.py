@@ -51,11 +51,15 @@ class PublishedSync:
         steps = 2.0 * (np.asarray(dp, dtype=float) - 1)
         whole = self.links.fitted_transfer_s(_BUCKET_BYTES / np.asarray(dp, dtype=float), src, dst)
         part = self.links.fitted_transfer_s(rest / dp, src, dst)
-        times = np.multiply(full, whole, out=np.zeros(np.broadcast_shapes(full.shape, whole.shape)), where=full > 0)
+        times = np.multiply(
+            full, whole, out=np.zeros(np.broadcast_shapes(full.shape, whole.shape)), where=full > 0
+        )
         ring = times + np.where(rest > 0, part, 0.0)
         # dp 1 has no step; an unknown link must not make it infinite.
-        return np.multiply(steps, ring, out=np.zeros(np.broadcast_shapes(steps.shape, ring.shape)),
-                           where=steps > 0)
+        seconds: Floats = np.multiply(
+            steps, ring, out=np.zeros(np.broadcast_shapes(steps.shape, ring.shape)), where=steps > 0
+        )
+        return seconds
 
 
 class PublishedModel:
@@ -64,9 +68,7 @@ class PublishedModel:
     name = "published"
     description = "the closed form of Sailor (SOSP'25), for comparing planners"
 
-    def tables(
-        self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int
-    ) -> StageTables:
+    def tables(self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int) -> StageTables:
         """Return the cost terms of these kinds at one microbatch size."""
         index = ProfileIndex(problem)
         links = link_table(problem, kinds)
@@ -86,7 +88,8 @@ class PublishedModel:
             num_units=problem.arch.num_units,
             usable=index.usable(kinds, microbatch),
             compute_prefix_s=index.time_prefix(
-                kinds, microbatch,
+                kinds,
+                microbatch,
                 lambda profile, kind: profile.unit(kind).forward_s + profile.unit(kind).backward_s,
             ),
             update_s=np.array(
@@ -121,9 +124,7 @@ class PublishedModel:
         parameters = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).params)
         activations = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).activation_bytes)
         none = np.zeros(len(kinds))
-        per_parameter = (
-            _PARAMETER_BYTES + _GRADIENT_BYTES + _OPTIMIZER_BYTES + _COMMUNICATION_BYTES
-        )
+        per_parameter = _PARAMETER_BYTES + _GRADIENT_BYTES + _OPTIMIZER_BYTES + _COMMUNICATION_BYTES
         return MemoryTables(
             parameters_prefix_bytes=_PARAMETER_BYTES * parameters,
             gradients_prefix_bytes=_GRADIENT_BYTES * parameters,

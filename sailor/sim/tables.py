@@ -123,9 +123,7 @@ class CostModel(Protocol):
     name: str
     description: str
 
-    def tables(
-        self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int
-    ) -> StageTables:
+    def tables(self, problem: Problem, kinds: Sequence[WorkerKind], microbatch: int) -> StageTables:
         """Return the cost terms of these kinds at one microbatch size."""
         ...
 

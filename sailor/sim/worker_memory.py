@@ -33,9 +33,7 @@ def worker_memory(
             position += column.width
         for (kind, microbatch, in_flight), replicas in groups.items():
             found.append(
-                _one_worker(
-                    tables[microbatch], kind, stage, cuts, tuple(replicas), in_flight
-                )
+                _one_worker(tables[microbatch], kind, stage, cuts, tuple(replicas), in_flight)
             )
     return tuple(found)
 
@@ -56,7 +54,10 @@ def _one_worker(
 
     total = float(
         memory.total_bytes(
-            np.asarray(kind), np.asarray(start), np.asarray(stop), np.asarray(in_flight),
+            np.asarray(kind),
+            np.asarray(start),
+            np.asarray(stop),
+            np.asarray(in_flight),
             len(cuts) - 1,
         )
     )

@@ -192,10 +192,7 @@ def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats]
     )
     rented = -(-used // search.shape_gpus) * search.shape_gpus
     by_pool = np.stack(
-        [
-            rented[:, search.shape_pool == pool].sum(axis=1)
-            for pool in range(len(search.room))
-        ],
+        [rented[:, search.shape_pool == pool].sum(axis=1) for pool in range(len(search.room))],
         axis=1,
     )
     return (rented - used).astype(float), by_pool.astype(float)

@@ -21,8 +21,8 @@ from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.grid import cells
-from sailor.solve.probe import probe
 from sailor.solve.pools import Pool, pools_of, slots_of
+from sailor.solve.probe import probe
 from sailor.solve.refine import Scored, refine, score_pipelines
 from sailor.solve.rules import H4, H6, RULES, active_rules
 from sailor.solve.search import Budget
@@ -107,9 +107,7 @@ class DynamicPlanner:
         )
 
 
-def _scopes(
-    problem: Problem, rules: frozenset[str]
-) -> list[tuple[tuple[Pool, ...], float]]:
+def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
     """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
 
     All pools together, and where money counts each zone alone: a plan inside one zone pays no
@@ -141,9 +139,7 @@ def _scopes(
     for zone in zones:
         alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
         # Zones with the same GPUs at the same price are one case.
-        key = tuple(
-            (pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone
-        )
+        key = tuple((pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone)
         if key not in seen:
             seen.add(key)
             scopes.append((alone, 0.0))
@@ -155,8 +151,7 @@ def _price(problem: Problem, pool: Pool) -> float:
     return next(
         place.usd_per_hour
         for place in problem.placements
-        if (place.zone, place.node_type, place.market)
-        == (kind.zone, kind.node_type, kind.market)
+        if (place.zone, place.node_type, place.market) == (kind.zone, kind.node_type, kind.market)
     )
 
 
@@ -262,9 +257,7 @@ class _Search:
         kind_sets: list[tuple[int, ...] | None] = [None]
         if not self.problem.search_space.tp_per_stage:
             tps = sorted(set(cell.search.tables.tp.tolist()))
-            kind_sets = [
-                tuple(np.flatnonzero(cell.search.tables.tp == tp).tolist()) for tp in tps
-            ]
+            kind_sets = [tuple(np.flatnonzero(cell.search.tables.tp == tp).tolist()) for tp in tps]
         found: list[Scored] = []
         for kinds in kind_sets:
             programme = StageProgramme(cell, replace(self.stage_rules, kinds=kinds))
@@ -276,9 +269,9 @@ class _Search:
             found.extend(score_pipelines(cell, pipelines, self.scorer))
         return sorted(found, key=lambda scored: scored.score)
 
-    def _ceilings(self, cell: Cell, programme: StageProgramme) -> np.ndarray[
-        tuple[int, ...], np.dtype[np.float64]
-    ]:
+    def _ceilings(
+        self, cell: Cell, programme: StageProgramme
+    ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
         further = max(cell.num_microbatches - 1, 1)
         low = max(0.0, cell.bound_s() / (further + 1) * 0.5)
         high = float("inf")

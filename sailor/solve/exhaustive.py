@@ -7,7 +7,7 @@ every stage on its own, every dp and microbatch size.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,7 @@ def _num_plans(problem: Problem, cell: Cell) -> float:
 def _splits(problem: Problem, units: int, depth: int) -> Iterator[tuple[int, ...]]:
     for inner in combinations(range(1, units), depth - 1):
         cuts = (0, *inner, units)
-        sizes = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(cuts)]
         if problem.search_space.uneven_layers or max(sizes) - min(sizes) <= 1:
             yield cuts
 

@@ -2,103 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sailor.model.problem import Problem
+from sailor.sim.kinds import WorkerKind
 from sailor.sim.models import cost_model
+from sailor.sim.tables import MemoryTables
 from sailor.solve.grid import microbatches
-from sailor.solve.pools import pools_of, slots_of
+from sailor.solve.pools import Pool, pools_of, slots_of
 
 GIB = 2.0**30
+
+_LIMITS = (
+    "max_usd_per_iteration",
+    "min_iterations_per_s",
+    "max_gpus",
+    "tp",
+    "pp",
+    "dp",
+    "microbatch",
+)
 
 
 def why_nothing_fits(problem: Problem) -> tuple[list[str], bool]:
     """Return sentences, and whether they prove that no plan exists."""
+    proven = _impossible(problem)
+    if proven is not None:
+        return [proven], True
+    wishes = [
+        f"{name} {value:g}"
+        for name in _LIMITS
+        if (value := getattr(problem.constraints, name)) is not None
+    ]
+    if wishes:
+        return [f"no plan was found that meets {', '.join(wishes)}; relax one of them"], False
+    return ["no plan was found in which every worker has room; offer more GPUs"], False
+
+
+def _impossible(problem: Problem) -> str | None:
+    """Return what makes every plan impossible, or None."""
     if not problem.placements:
-        return (
-            ["nothing of the pool can be rented: " + ("; ".join(problem.excluded) or "it is empty")],
-            True,
-        )
+        reasons = "; ".join(problem.excluded) or "it is empty"
+        return f"nothing of the pool can be rented: {reasons}"
     if not problem.profiles:
-        return (["no GPU type of the pool has a profile: " + "; ".join(problem.excluded)], True)
+        return f"no GPU type of the pool has a profile: {'; '.join(problem.excluded)}"
     sizes = microbatches(problem)
     if not sizes:
-        known = sorted({profile.microbatch for profile in problem.profiles})
+        known = ", ".join(str(size) for size in sorted({p.microbatch for p in problem.profiles}))
         return (
-            [
-                f"no profiled microbatch size ({', '.join(map(str, known))}) divides the global "
-                f"batch {problem.training.global_batch}; allow an error with batch: {{within: ...}}"
-            ],
-            True,
+            f"no profiled microbatch size ({known}) divides the global batch "
+            f"{problem.training.global_batch}; allow an error with batch: {{within: ...}}"
         )
-    memory = _memory_reason(problem, min(sizes))
-    if memory is not None:
-        return [memory], True
-    reasons = []
-    limits = problem.constraints
-    for name in (
-        "max_usd_per_iteration", "min_iterations_per_s", "max_gpus", "tp", "pp", "dp", "microbatch"
-    ):
-        value = getattr(limits, name)
-        if value is not None:
-            reasons.append(f"{name} {value:g}")
-    if reasons:
-        return (
-            ["no plan was found that meets " + ", ".join(reasons) + "; relax one of them"],
-            False,
-        )
-    return (["no plan was found in which every worker has room"], False)
+    return _memory_reason(problem, min(sizes))
 
 
 def _memory_reason(problem: Problem, microbatch: int) -> str | None:
-    """Return a sentence when even one unit a stage doesn't fit on any GPU of the pool."""
+    """Return a sentence when memory alone rules out every plan at the smallest microbatch."""
     pools = pools_of(problem, slots_of(problem), merge_zones=True)
     kinds = tuple(
-        pool.lead(tp)
-        for pool in pools
-        for tp in pool.tp_degrees()
-        if pool.replicas(tp) > 0
+        pool.lead(tp) for pool in pools for tp in pool.tp_degrees() if pool.replicas(tp) > 0
     )
     if not kinds:
         return "no replica of any profiled tp degree fits into the pool's nodes"
     memory = cost_model(problem.cost_model).tables(problem, kinds, microbatch).memory
-    units = problem.arch.num_units
-    start = np.arange(units)
-    worst_unit, need, have = 0, 0.0, 0.0
-    for number in range(len(kinds)):
-        alone = memory.total_bytes(
-            np.full(units, number), start, start + 1, np.ones(units, dtype=np.int64), units
-        )
-        room = memory.capacity_bytes[number] - problem.constraints.memory_headroom
-        unit = int(np.argmax(alone))
-        if alone[unit] <= room:
-            return _too_few(problem, pools, kinds, memory, microbatch)
-        if need == 0.0 or alone[unit] - room < need - have:
-            worst_unit, need, have = unit, float(alone[unit]), float(room)
-    return (
-        f"{problem.arch.name} fits nowhere: unit {worst_unit} alone needs {need / GIB:.1f} GiB at "
-        f"microbatch {microbatch} and the best GPU of the pool has {have / GIB:.1f} GiB; offer "
-        "GPUs with more memory, a larger tp or a smaller microbatch"
+    return _no_unit_fits(problem, memory, kinds, microbatch) or _too_few(
+        problem, pools, memory, kinds
     )
 
 
-def _too_few(problem, pools, kinds, memory, microbatch):  # type: ignore[no-untyped-def]
+def _no_unit_fits(
+    problem: Problem, memory: MemoryTables, kinds: Sequence[WorkerKind], microbatch: int
+) -> str | None:
+    """Return a sentence when some unit, alone on a stage, fits on no GPU of the pool."""
+    units = problem.arch.num_units
+    start = np.arange(units)
+    alone = np.stack(
+        [
+            memory.total_bytes(
+                np.full(units, number), start, start + 1, np.ones(units, dtype=np.int64), units
+            )
+            for number in range(len(kinds))
+        ]
+    )
+    room = memory.capacity_bytes - problem.constraints.memory_headroom
+    missing = (alone - room[:, None]).min(axis=0)
+    unit = int(missing.argmax())
+    if missing[unit] <= 0:
+        return None
+    kind = int((alone[:, unit] - room).argmin())
+    return (
+        f"{problem.arch.name} fits nowhere: unit {unit} ({problem.arch.unit_kind(unit)}) alone "
+        f"needs {alone[kind, unit] / GIB:.1f} GiB at microbatch {microbatch}, and a "
+        f"{kinds[kind].gpu} at tp {kinds[kind].tp} has {room[kind] / GIB:.1f} GiB; offer GPUs "
+        "with more memory or nodes for a larger tp"
+    )
+
+
+def _too_few(
+    problem: Problem, pools: Sequence[Pool], memory: MemoryTables, kinds: Sequence[WorkerKind]
+) -> str | None:
     """Return a sentence when all GPUs of the pool together can't hold the model once."""
     units = problem.arch.num_units
-    total = 0.0
-    least = np.inf
-    for number, kind in enumerate(kinds):
-        state = float(memory.state_prefix_bytes[number, units]) * kind.tp
-        least = min(least, state)
-    for pool in pools:
-        degrees = [n for n, kind in enumerate(kinds) if kind.gpu == pool.gpu]
-        total += pool.num_gpus * max(
-            float(memory.capacity_bytes[n] - memory.reserve_bytes[n]) for n in degrees
-        )
-    if total < least:
-        return (
-            f"{problem.arch.name} fits nowhere: its parameters, gradients and optimizer states "
-            f"take {least / GIB:.0f} GiB and all GPUs of the pool together have "
-            f"{total / GIB:.0f} GiB; offer more GPUs"
-        )
-    return None
+    tp = np.array([kind.tp for kind in kinds])
+    least = float((memory.state_prefix_bytes[:, units] * tp).min())
+    usable = memory.capacity_bytes - memory.reserve_bytes
+    total = sum(
+        pool.num_gpus * max(float(usable[n]) for n, k in enumerate(kinds) if k.gpu == pool.gpu)
+        for pool in pools
+        if any(kind.gpu == pool.gpu for kind in kinds)
+    )
+    if total >= least:
+        return None
+    return (
+        f"{problem.arch.name} fits nowhere: its parameters, gradients and optimizer states take "
+        f"{least / GIB:.0f} GiB and all GPUs of the pool together have {total / GIB:.0f} GiB; "
+        "offer more GPUs"
+    )

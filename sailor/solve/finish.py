@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
@@ -24,18 +25,53 @@ _FINISHED = 12
 _ESTIMATED = 24
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """A plan over real kinds, and the kernel's value of it."""
+
+    value: float
+    cuts: tuple[int, ...]
+    columns: tuple[Column, ...]
+
+
 def finish(
     problem: Problem, best: Sequence[Scored], pools: Sequence[Pool]
 ) -> tuple[float, Plan] | None:
     """Return the best plan that breaks nothing, with its value (seconds or dollars)."""
+    found: tuple[float, Plan] | None = None
+    candidates = sorted(_candidates(problem, best, pools), key=lambda one: one.value)
+    for candidate in candidates[:_ESTIMATED]:
+        # The estimate counts whole nodes, so it is never below the kernel's value.
+        if found is not None and candidate.value >= found[0]:
+            break
+        plan = plan_of(
+            problem.arch.name,
+            candidate.cuts,
+            candidate.columns,
+            problem.training.global_batch,
+        )
+        exact = estimate(problem, plan)
+        if exact.violations:
+            continue
+        value = (
+            exact.iteration_s
+            if problem.objective is Objective.MAX_THROUGHPUT
+            else exact.usd_per_iteration
+        )
+        if found is None or value < found[0]:
+            found = (value, plan)
+    return found
+
+
+def _candidates(
+    problem: Problem, best: Sequence[Scored], pools: Sequence[Pool]
+) -> list[_Candidate]:
     scorer = Scorer(problem)
-    kinds = tuple(
-        sorted({kind for pool in pools for slot in pool.slots for kind in slot.kinds})
-    )
+    kinds = tuple(sorted({kind for pool in pools for slot in pool.slots for kind in slot.kinds}))
     tables: dict[int, StageTables] = {}
-    candidates: list[tuple[float, int, tuple[int, ...], list[Column]]] = []
+    found: list[_Candidate] = []
     for scored in best[:_FINISHED]:
-        if candidates and scored.score > min(candidates)[0]:
+        if found and scored.score > min(one.value for one in found):
             # Zones only add to what a sketch takes.
             break
         size = scored.cell.search.tables.microbatch
@@ -46,27 +82,11 @@ def finish(
             if problem.search_space.microbatch_shares:
                 shared = with_shares(tables[size], cuts, columns)
                 variants += [] if shared is None else [shared]
-            for variant in variants:
-                value = _value(scorer, tables[size], cuts, variant, kinds)
-                if value < BREACH:
-                    candidates.append((value, len(candidates), cuts, variant))
-    found: tuple[float, Plan] | None = None
-    for value, _, cuts, columns in sorted(candidates, key=lambda item: item[:2])[:_ESTIMATED]:
-        # The estimate counts whole nodes, so it is never below the kernel's value.
-        if found is not None and value >= found[0]:
-            break
-        plan = plan_of(problem.arch.name, cuts, columns, problem.training.global_batch)
-        exact = estimate(problem, plan)
-        if exact.violations:
-            continue
-        precise = (
-            exact.iteration_s
-            if problem.objective is Objective.MAX_THROUGHPUT
-            else exact.usd_per_iteration
-        )
-        if found is None or precise < found[0]:
-            found = (precise, plan)
-    return found
+            found.extend(
+                _Candidate(_value(scorer, tables[size], cuts, variant, kinds), cuts, tuple(variant))
+                for variant in variants
+            )
+    return [one for one in found if one.value < BREACH]
 
 
 def _value(

@@ -22,9 +22,7 @@ def microbatches(problem: Problem) -> list[int]:
     ]
 
 
-def cells(
-    problem: Problem, pools: Sequence[Pool], rules: frozenset[str]
-) -> list[Cell]:
+def cells(problem: Problem, pools: Sequence[Pool], rules: frozenset[str]) -> list[Cell]:
     """Return every cell that can hold at least one pipeline, in order of microbatch and dp."""
     found: list[Cell] = []
     for size in microbatches(problem):
@@ -35,8 +33,9 @@ def cells(
             search = without_useless_degrees(search)
         total = max(1, round(problem.training.global_batch / size))
         most = min(total, int(_most_replicas(search)))
-        for dp in _degrees(problem, total, most, steps=H3 in rules):
-            found.append(Cell(search, dp, total))
+        found.extend(
+            Cell(search, dp, total) for dp in _degrees(problem, total, most, steps=H3 in rules)
+        )
     return found
 
 

@@ -174,8 +174,7 @@ def _mixed(cell: Cell, sketches: Sketches, kinds: Ints) -> Iterator[Sketches]:
                 yield changed
 
 
-def _fits(
-    own: Ints, without: Ints, room: Ints, pool: Ints, tp: Ints, cell: Cell
-) -> Ints:
+def _fits(own: Ints, without: Ints, room: Ints, pool: Ints, tp: Ints, cell: Cell) -> Ints:
     free = room[pool[own]] - without[np.arange(len(own)), pool[own]]
-    return np.clip(free // tp[own], 0, cell.dp)
+    fit: Ints = np.clip(free // tp[own], 0, cell.dp)
+    return fit

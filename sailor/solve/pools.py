@@ -78,9 +78,7 @@ def slots_of(problem: Problem) -> tuple[Slot, ...]:
     for number, capacity in enumerate(problem.capacities):
         places = [problem.placements[index] for index in capacity.placements]
         for zone in sorted({place.zone for place in places}):
-            shapes = {
-                (place.node_type, place.market) for place in places if place.zone == zone
-            }
+            shapes = {(place.node_type, place.market) for place in places if place.zone == zone}
             mine = tuple(
                 kind
                 for kind in kinds

@@ -104,8 +104,8 @@ def _probes(
     if depth > units:
         return
     even_cuts = np.round(np.linspace(0, units, depth + 1)).astype(np.int64)
-    cell, kind = np.meshgrid(np.arange(len(degrees)), usable, indexing="ij")
-    cell, kind = cell.ravel(), kind.ravel()
+    cell = np.repeat(np.arange(len(degrees)), len(usable))
+    kind = np.tile(usable, len(degrees))
     enough = search.num_replicas[kind] >= depth * degrees[cell]
     cell, kind = cell[enough], kind[enough]
     if len(cell):
@@ -153,4 +153,5 @@ def _cuts(share: Floats, units: int) -> Ints:
     cuts[:, 1:] = np.round(ends).astype(np.int64)
     least = np.arange(depth + 1)
     cuts = np.maximum.accumulate(cuts - least, axis=1) + least
-    return np.minimum(cuts, units - least[::-1])
+    capped: Ints = np.minimum(cuts, units - least[::-1])
+    return capped

@@ -24,9 +24,7 @@ class Scored:
     sketch: Sketches  # of length 1
 
 
-def score_pipelines(
-    cell: Cell, pipelines: Sequence[Pipeline], scorer: Scorer
-) -> list[Scored]:
+def score_pipelines(cell: Cell, pipelines: Sequence[Pipeline], scorer: Scorer) -> list[Scored]:
     """Return the pipelines of one cell with their exact scores, best first."""
     found: list[Scored] = []
     for stages in sorted({len(pipeline.kinds) for pipeline in pipelines}):
@@ -88,8 +86,10 @@ def _best_neighbours(
             sketches = everything.take(rows)
             scores = scorer(cell.search, to_batch(cell, sketches))
             keep = min(2 * width, len(rows))
-            for row in np.argpartition(scores, keep - 1)[:keep]:
-                found.append(Scored(float(scores[row]), cell, sketches.take([row])))
+            found.extend(
+                Scored(float(scores[row]), cell, sketches.take([row]))
+                for row in np.argpartition(scores, keep - 1)[:keep]
+            )
     return found
 
 
@@ -101,7 +101,9 @@ def _distinct_best(candidates: Sequence[Scored], width: int) -> list[Scored]:
         if key in seen:
             continue
         # Plans of equal score are mostly the same plan with its stages in another order.
-        alike = sum(abs(scored.score - other.score) <= _RELATIVE_GAIN * scored.score for other in beam)
+        alike = sum(
+            abs(scored.score - other.score) <= _RELATIVE_GAIN * scored.score for other in beam
+        )
         if alike >= 2:
             continue
         seen.add(key)

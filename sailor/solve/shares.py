@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sailor.sim.closed_form import stage_terms
 from sailor.sim.columns import Column, batch_of_one
 from sailor.sim.tables import StageTables
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 _STEPS = 60
 
@@ -35,8 +39,8 @@ def with_shares(
     width = np.array([column.width for column in columns])
     total = sum(column.width * column.num_microbatches for column in columns)
 
-    def done_by(seconds: float) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-        counts = np.floor((seconds - fill) / pace * (1 + 1e-12)).astype(np.int64) + 1
+    def done_by(seconds: float) -> Ints:
+        counts: Ints = np.floor((seconds - fill) / pace * (1 + 1e-12)).astype(np.int64) + 1
         return np.maximum(counts, 1)  # every pipeline takes part: it is rented anyway
 
     low, high = 0.0, float((fill + total * pace).max())
@@ -53,10 +57,10 @@ def with_shares(
 
 def _without(
     columns: Sequence[Column],
-    counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    counts: Ints,
     surplus: int,
-    fill: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
-    pace: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
+    fill: Floats,
+    pace: Floats,
 ) -> list[Column] | None:
     """Take `surplus` microbatches off, one a pipeline, from those that end last."""
     less = np.zeros(len(columns), dtype=np.int64)

@@ -36,7 +36,7 @@ class Sketches:
     @property
     def num_stages(self) -> int:
         """Return P."""
-        return self.first.shape[1]
+        return int(self.first.shape[1])
 
     def take(self, rows: object) -> Sketches:
         """Return some of the sketches."""
@@ -97,6 +97,4 @@ def to_batch(cell: Cell, sketches: Sketches) -> PlanBatch:
             axis=2,
         )
     counts = np.full(width.shape, cell.num_microbatches, dtype=np.int64)
-    return PlanBatch(
-        cuts=sketches.cuts, kinds=kinds, width=width, num_microbatches=counts
-    )
+    return PlanBatch(cuts=sketches.cuts, kinds=kinds, width=width, num_microbatches=counts)

@@ -10,6 +10,7 @@ activations that a stage keeps depend on how far it is from the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from sailor.solve.cell import Cell
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_Number = TypeVar("_Number", np.float64, np.int64)
 
 # Resource states beyond this are merged by letting a pool's unit stand for several GPUs a
 # pipeline; it bounds time and memory of one cell.
@@ -56,9 +58,7 @@ class StageProgramme:
         self.units = units
         kinds = range(search.num_kinds) if rules.kinds is None else rules.kinds
         self.kinds = [
-            kind
-            for kind in kinds
-            if tables.usable[kind] and search.num_replicas[kind] >= cell.dp
+            kind for kind in kinds if tables.usable[kind] and search.num_replicas[kind] >= cell.dp
         ]
         # Room in GPUs a pipeline: a stage of kind k takes tp_k of its pool's.
         self.room = [
@@ -95,9 +95,7 @@ class StageProgramme:
 
     def attainable(self, low: float, high: float, most: int) -> Floats:
         """Return up to `most` stage times in [low, high] that some kind and size has."""
-        found = [
-            self.compute[kind][self.legal] + 2.0 * self.self_send[kind] for kind in self.kinds
-        ]
+        found = [self.compute[kind][self.legal] + 2.0 * self.self_send[kind] for kind in self.kinds]
         times = np.unique(np.round(np.concatenate(found), 9)) if found else np.zeros(0)
         times = times[(times >= low) & (times <= high)]
         if len(times) > most:
@@ -128,7 +126,7 @@ class StageProgramme:
         if longest == 0:
             return []
         best = np.full((num_ceilings, self.units + 1, *shape), np.inf)
-        best[(slice(None), self.units, *(0 for _ in shape))] = 0.0
+        best[:, self.units].reshape(num_ceilings, -1)[:, 0] = 0.0
         history: list[tuple[Ints, Ints, Floats]] = []
         for from_end in range(1, last + 1):
             best, kind, size = self._add_stage(best, from_end, longest, ceilings, sizes)
@@ -165,8 +163,8 @@ class StageProgramme:
     ) -> tuple[Floats, Ints, Ints]:
         """Put one more stage in front of every suffix; returns totals and the choices."""
         new = np.full_like(best, np.inf)
-        chosen_kind = np.full(best[:, : self.units].shape, -1, dtype=np.int16)
-        chosen_size = np.zeros(chosen_kind.shape, dtype=np.int16)
+        chosen_kind = np.full(best[:, : self.units].shape, -1, dtype=np.int64)
+        chosen_size = np.zeros(chosen_kind.shape, dtype=np.int64)
         tables = self.cell.search.tables
         for kind in self.kinds:
             pool = int(self.cell.search.pool[kind])
@@ -250,7 +248,9 @@ class StageProgramme:
             shape[1 + pool] = room + 1
             rent = np.where(gpus > 0, gpus * (cheapest if np.isfinite(cheapest) else 0.0), 0.0)
             usd_per_s = usd_per_s + rent.reshape(shape)
-        usd = np.where(np.isfinite(seconds), np.where(np.isfinite(seconds), seconds, 0.0) * usd_per_s, np.inf)
+        usd = np.where(
+            np.isfinite(seconds), np.where(np.isfinite(seconds), seconds, 0.0) * usd_per_s, np.inf
+        )
         score = usd if rules.min_cost else seconds
         if rules.max_s is not None:
             score = np.where(seconds <= rules.max_s, score, np.inf)
@@ -274,7 +274,7 @@ class StageProgramme:
         return Pipeline(tuple(cuts), tuple(kinds))
 
 
-def _along(array: NDArray[np.generic], axis: int, part: slice) -> NDArray[np.generic]:
+def _along(array: NDArray[_Number], axis: int, part: slice) -> NDArray[_Number]:
     """Return a view of the array with `part` taken along one axis."""
     index: list[slice] = [slice(None)] * array.ndim
     index[axis] = part

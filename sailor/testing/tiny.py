@@ -16,11 +16,12 @@ def tiny_jobs() -> Sequence[Job]:
     a100 = {"zone": "us-central1-a", "node_type": "a2-highgpu-1g"}
     v100 = {"zone": "us-central1-a", "node_type": "n1-v100-2"}
     far = {"zone": "us-west1-b", "node_type": "n1-v100-2"}
+    few = {"search_space": {"microbatch": [1, 4]}}
     cheap = {"objective": "min_cost", "constraints": {"min_iterations_per_s": 0.02}}
     return (
         _tiny_job("one-kind", [{**a100, "count": 2}]),
-        _tiny_job("two-kinds", [{**a100, "count": 2}, {**v100, "count": 1}]),
-        _tiny_job("two-zones", [{**v100, "count": 1}, {**far, "count": 1}], **cheap),
+        _tiny_job("two-kinds", [{**a100, "count": 2}, {**v100, "count": 1}], **few),
+        _tiny_job("two-zones", [{**v100, "count": 1}, {**far, "count": 1}], **few, **cheap),
         _tiny_job("nothing-fits", [{**v100, "count": 1}], model="opt-30b"),
     )
 

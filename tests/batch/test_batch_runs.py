@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 from toy_jobs import TOY, toy_job, write_job
 
+from sailor.batch.inputs import expand
 from sailor.batch.manifest import Entry
+from sailor.batch.run import Tally
+from sailor.batch.work import Options, Worker
 from sailor.cli import run
+from sailor.cli.batch import dry_run_text, summary_text
+from sailor.interfaces import Limits
 from sailor.model.files import load_record
 from sailor.model.result import Result
+from sailor.registry import Registry
+
+REGISTRY = Registry.load(files=[TOY])
 
 
 class Batch:
@@ -31,7 +39,7 @@ class Batch:
             write_job(self.jobs, name, **changes)
 
     def run(self, *options: object, inputs: tuple[object, ...] = ()) -> tuple[int, str]:
-        """Run the batch on one worker and return its exit code and summary."""
+        """Run the command with one worker process and return its exit code and summary."""
         arguments = (
             "--plugin", TOY, "batch", *(inputs or (self.jobs,)), "--out", self.out,
             "--planner", "toy", "--workers", 1, *options,
@@ -41,6 +49,20 @@ class Batch:
         assert "Traceback" not in err, err
         assert err == "" or err.startswith("sailor: "), err
         return code, out or err
+
+    def work(self, *, inputs: tuple[object, ...] = (), **options: Any) -> str:
+        """Run the jobs in this process, which is quicker, and return the summary."""
+        limits = options.pop("limits", Limits())
+        given = Options(planner="toy", limits=limits, **options)
+        worker = Worker(self.out, given, REGISTRY)
+        jobs = expand([str(path) for path in inputs or (self.jobs,)], self.out)
+        if not given.dry_run:
+            worker.manifest.create()
+        tally = Tally(len(jobs))
+        for job in jobs:
+            tally.add(worker.run(job))
+        text = dry_run_text(tally) if given.dry_run else summary_text(tally, self.out)
+        return " ".join(text.split())
 
     def searched(self) -> list[str]:
         """Return the jobs searched since the last time asked, sorted."""
@@ -98,36 +120,36 @@ def test_an_edited_job_a_new_price_and_other_options_run_again(
     price(2.0)
     batch.add("a", "b")
     batch.add("priced", sources={"prices": {"file": "../prices.yaml"}})
-    code, out = batch.run()
-    assert (code, batch.searched()) == (0, ["a", "b", "priced"]), out
+    out = batch.work()
+    assert batch.searched() == ["a", "b", "priced"], out
     batch.add("b", training={"global_batch": 9, "precision": "fp32"})
-    code, out = batch.run("--dry-run")
+    out = batch.work(dry_run=True)
     assert "1 of 3 jobs would run" in out
     assert "the job, a figure it uses or an option changed" in out
     assert batch.searched() == []
-    batch.run()
+    batch.work()
     assert batch.searched() == ["b"]
     text = json.loads((batch.jobs / "a.json").read_text())
     (batch.jobs / "a.json").write_text(json.dumps(text))  # same content, other layout
     price(3.0)
-    batch.run()
+    batch.work()
     assert batch.searched() == ["priced"]
-    batch.run("--seed", 1)
+    batch.work(limits=Limits(seed=1))
     assert batch.searched() == ["a", "b", "priced"]
-    batch.run("--objective", "min_cost")
+    batch.work(objective="min_cost")
     assert batch.searched() == ["a", "b", "priced"]
-    batch.run()
+    batch.work()
     assert batch.searched() == []
 
 
 def test_a_result_file_that_is_gone_is_made_again(batch: Batch) -> None:
     batch.add("a", "b")
-    batch.run()
+    batch.work()
     batch.searched()
     next((batch.out / "results").glob("a-*")).unlink()
-    _, out = batch.run("--dry-run")
+    out = batch.work(dry_run=True)
     assert "its result file is gone" in out
-    batch.run()
+    batch.work()
     assert batch.searched() == ["a"]
     assert len(batch.results()) == 2
 
@@ -165,25 +187,25 @@ def test_failures_are_told_and_the_rest_goes_on(batch: Batch) -> None:
 
 
 def test_failed_jobs_wait_for_retry_or_an_edit(batch: Batch) -> None:
-    batch.add("a", "boom", "crash", "none", "nope")
+    batch.add("a", "boom", "none", "nope")
     (batch.jobs / "typo.json").write_text(json.dumps(toy_job("typo", modle="x")))
-    assert batch.run()[0] == 5
+    batch.work()
     batch.searched()
     lines = len(batch.entries())
-    code, out = batch.run()
-    assert (code, batch.searched(), len(batch.entries())) == (5, [], lines)
-    assert "4 failed before, 2 up to date" in out
-    assert "this is a bug in sailor or a plug-in" in " ".join(out.split())
-    _, out = batch.run("--dry-run", "--retry", "failed")
-    assert "3 of 6 jobs would run" in out
+    out = batch.work()
+    assert (batch.searched(), len(batch.entries())) == ([], lines)
+    assert "3 failed before, 2 up to date" in out
+    assert "this is a bug in sailor or a plug-in" in out
+    out = batch.work(dry_run=True, retry_failed=True)
+    assert "2 of 5 jobs would run" in out
     assert "failed before" in out
-    code, out = batch.run("--retry", "failed")
-    assert (code, batch.searched()) == (5, ["boom", "crash", "none"])
+    batch.work(retry_failed=True)
+    assert batch.searched() == ["boom", "none"]
     (batch.jobs / "boom.json").write_text(json.dumps(toy_job("calm")))
-    batch.run()
+    batch.work()
     assert batch.searched() == ["calm"]
     (batch.jobs / "typo.json").write_text(json.dumps(toy_job("typo")))
-    batch.run()
+    batch.work()
     assert batch.searched() == ["typo"]
 
 
@@ -204,26 +226,25 @@ def test_json_lines_folders_and_twins(batch: Batch, tmp_path: Path) -> None:
         "name: yaml",
     ]
     lines.write_text("\n".join(rows))
-    code, out = batch.run(inputs=(batch.jobs, lines))
-    told = " ".join(out.split())
-    assert code == 5
+    told = batch.work(inputs=(batch.jobs, lines))
     assert batch.searched() == ["deep", "deep", "line1"]
     assert "8 of 8 jobs: 3 failed, 1 not a job, 3 optimal, 1 up to date" in told
     assert f"- {lines}:3: pool should have at least 1 entry, not 0" in told
     assert f"- {lines}:4: this is not valid JSON: unterminated string" in told
     assert f"- {lines}:6: this is not valid JSON: expecting value" in told
     assert sorted(r.job for r in batch.results().values()) == ["deep", "deep", "line1"]
-    code, _ = batch.run(inputs=(batch.jobs, lines))
-    assert (code, batch.searched()) == (5, [])
+    told = batch.work(inputs=(batch.jobs, lines))
+    assert batch.searched() == []
+    assert "3 failed before, 1 not a job, 4 up to date" in told
 
 
 def test_the_batch_s_own_results_are_no_jobs(batch: Batch) -> None:
     batch.out = batch.jobs / "out"
     batch.add("a")
-    batch.run()
+    batch.work()
     assert batch.searched() == ["a"]
-    code, out = batch.run()
-    assert (code, batch.searched()) == (0, [])
+    out = batch.work()
+    assert batch.searched() == []
     assert out.startswith("1 of 1 jobs: 1 up to date")
 
 

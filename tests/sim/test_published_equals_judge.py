@@ -32,7 +32,8 @@ def judge() -> ModuleType:
     if not path.exists():
         pytest.skip("the reference data is not beside the checkout")
     spec = importlib.util.spec_from_file_location("judge", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -42,7 +43,10 @@ def job_of(model: str, case: str) -> Path:
     """The job whose pool a reference plan was made for."""
     figure, _, what = case.partition("_")
     name = {
-        "fig11": "fig11", "fig11x": "fig11", "fig12": "fig12", "fig12x": "fig12",
+        "fig11": "fig11",
+        "fig11x": "fig11",
+        "fig12": "fig12",
+        "fig12x": "fig12",
     }.get(figure, f"{figure}-{what}")
     if what.startswith("A100only"):
         name = "fig12" if figure.startswith("fig12") else "fig8b-128+384"
@@ -55,9 +59,7 @@ def as_plan(
     """A reference plan in sailor's format; the layers of a stage are contiguous."""
     dp = len(stages[0][1])
     counts = [
-        count
-        for _, width, count in split_microbatches(batch, mbs, [1] * dp)
-        for _ in range(width)
+        count for _, width, count in split_microbatches(batch, mbs, [1] * dp) for _ in range(width)
     ]
     return Plan(
         model=model,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sailor.api import build_problem, objective_value, plan_problem
 from sailor.interfaces import Limits
-
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.model.result import Result, Status
@@ -116,7 +115,8 @@ def test_dynamic_never_beats_exhaustive_and_is_near_it(job: dict[str, Any]) -> N
         assert found.plan is None
         return
     assert found.plan is not None, "dynamic found nothing where a plan exists"
-    assert found.objective_value is not None and exact.objective_value is not None
+    assert found.objective_value is not None
+    assert exact.objective_value is not None
     assert not better(problem, found.objective_value, exact.objective_value)
     ratio = found.objective_value / exact.objective_value
     assert 0.75 <= ratio <= 1.35
@@ -172,9 +172,7 @@ def test_more_gpus_never_make_an_exact_plan_worse(job: dict[str, Any]) -> None:
             )
         }
     )
-    more = problem.model_copy(
-        update={"capacities": (*problem.capacities[:-1], *more.capacities)}
-    )
+    more = problem.model_copy(update={"capacities": (*problem.capacities[:-1], *more.capacities)})
     small, large = solve(problem, "exhaustive"), solve(more, "exhaustive")
     if small.objective_value is not None:
         assert large.objective_value is not None
@@ -182,9 +180,7 @@ def test_more_gpus_never_make_an_exact_plan_worse(job: dict[str, Any]) -> None:
 
 
 def test_a_search_is_deterministic() -> None:
-    problem = problem_of(
-        tiny_job(a100=4, v100=4, zones=2, batch=12, objective="max_throughput")
-    )
+    problem = problem_of(tiny_job(a100=4, v100=4, zones=2, batch=12, objective="max_throughput"))
     first, second = solve(problem, "dynamic"), solve(problem, "dynamic")
     assert first.plan == second.plan
     assert first.evaluations == second.evaluations
@@ -228,20 +224,18 @@ def test_limits_are_met_or_said_to_be_impossible() -> None:
     base = tiny_job(a100=3, v100=3, zones=1, batch=12, objective="min_cost")
     free = solve(problem_of(base), "exhaustive")
     fast = solve(problem_of({**base, "objective": "max_throughput"}), "exhaustive")
-    assert free.estimate is not None and fast.estimate is not None
+    assert free.estimate is not None
+    assert fast.estimate is not None
     floor = (free.estimate.iterations_per_s + fast.estimate.iterations_per_s) / 2
     for planner in ("dynamic", "exhaustive"):
-        bound = solve(
-            problem_of({**base, "constraints": {"min_iterations_per_s": floor}}), planner
-        )
+        bound = solve(problem_of({**base, "constraints": {"min_iterations_per_s": floor}}), planner)
         assert bound.estimate is not None
         assert bound.estimate.iterations_per_s >= floor * (1 - 1e-9)
-        assert bound.objective_value is not None and free.objective_value is not None
+        assert bound.objective_value is not None
+        assert free.objective_value is not None
         assert bound.objective_value >= free.objective_value * (1 - 1e-9)
         impossible = solve(
-            problem_of(
-                {**base, "constraints": {"min_iterations_per_s": 10 * floor * 1000}}
-            ),
+            problem_of({**base, "constraints": {"min_iterations_per_s": 10 * floor * 1000}}),
             planner,
         )
         assert impossible.plan is None

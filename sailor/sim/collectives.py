@@ -1,0 +1,77 @@
+"""Seconds of collectives over a node's links and its shared NICs.
+
+A group is described by how many ranks it has, how many of them share a node, and how many such
+groups use the node's NICs at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+LINK_STEP_S = 15e-6  # for each doubling of the ranks in a node
+NIC_STEP_S = 60e-6  # for each doubling of the nodes
+SEND_S = 0.1e-3  # of a message between pipeline stages
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What a collective runs over: bytes/s reached by one GPU's link and by a node's NICs."""
+
+    link: float
+    node_nics: float
+    gpus_per_node: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of a collective: all of them, those in one node, groups that share a node's NICs."""
+
+    ranks: int
+    ranks_in_node: int
+    groups_per_node: int
+
+
+def group_of(ranks: int, stride: int, gpus_per_node: int) -> Group:
+    """Return the group of ranks `stride` apart, numbered node by node.
+
+    Tensor-parallel ranks have stride 1, data-parallel ones the size of a replica's stage.
+    """
+    if ranks == 1:
+        return Group(1, 1, 1)
+    inside = max(1, min(ranks, gpus_per_node // stride))
+    sharing = max(1, gpus_per_node // inside)
+    return Group(ranks, inside, sharing)
+
+
+def allreduce_s(message_bytes: float, group: Group, wires: Wires) -> float:
+    """Return the seconds of an all-reduce: a ring over all ranks, its slowest hop counts.
+
+    2 (n - 1) / n of the message pass each hop; between nodes `groups_per_node` rings share the
+    NICs, and the library splits a ring so that every GPU of a node carries a part.
+    """
+    return _ring_s(message_bytes, 2.0, group, wires)
+
+
+def gather_s(message_bytes: float, group: Group, wires: Wires) -> float:
+    """Return the seconds of an all-gather or a reduce-scatter of a whole message."""
+    return _ring_s(message_bytes, 1.0, group, wires)
+
+
+def _ring_s(message_bytes: float, rounds: float, group: Group, wires: Wires) -> float:
+    ranks = group.ranks
+    if ranks == 1 or message_bytes <= 0:
+        return 0.0
+    moved = rounds * (ranks - 1) / ranks * message_bytes
+    seconds = moved / wires.link + LINK_STEP_S * math.log2(max(2, group.ranks_in_node))
+    if group.ranks_in_node >= ranks:
+        return seconds
+    across = moved * group.groups_per_node / wires.node_nics
+    nodes = ranks / group.ranks_in_node
+    return max(seconds, across) + NIC_STEP_S * math.log2(nodes)
+
+
+def send_s(message_bytes: float, sharing: int, wires: Wires, *, across: bool) -> float:
+    """Return the seconds of a message to the next stage, `sharing` GPUs of the node at once."""
+    rate = wires.node_nics / sharing if across else wires.link
+    return SEND_S + message_bytes / rate
