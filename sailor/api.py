@@ -176,7 +176,10 @@ def _estimate(problem: Problem, plan: Plan, registry: Registry) -> Estimate:
         )
         for source in registry.cost_terms()
     ]
-    return found.model_copy(update={"cost": (*found.cost, *extra)}) if extra else found
+    if not extra:
+        return found
+    total = found.usd_per_iteration + sum(term.usd_per_iteration for term in extra)
+    return found.model_copy(update={"cost": (*found.cost, *extra), "usd_per_iteration": total})
 
 
 def _status(outcome: SearchOutcome) -> Status:

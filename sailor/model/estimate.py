@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from sailor.model.base import Record
 from sailor.model.hardware import Market
@@ -87,12 +90,23 @@ class Estimate(Record):
     stages: tuple[StageTime, ...]
     memory: tuple[WorkerMemory, ...]
     cost: tuple[CostTerm, ...]
+    usd_per_iteration: float  # the sum of all cost terms
     nodes: tuple[NodeRental, ...]
     samples: int  # that one iteration processes
     tokens: int | None = None  # of those samples: samples times sequence length
     batch_error: float  # (samples - global batch) / global batch
     violations: tuple[str, ...] = ()  # why the plan can't be run on this problem
     assumptions: tuple[str, ...] = ()  # every default that was used
+
+    @model_validator(mode="after")
+    def _cost_adds_up(self) -> Self:
+        total = sum(term.usd_per_iteration for term in self.cost)
+        if not math.isclose(total, self.usd_per_iteration, rel_tol=1e-9, abs_tol=1e-15):
+            raise ValueError(
+                f"the cost terms add up to {total!r} USD, usd_per_iteration says "
+                f"{self.usd_per_iteration!r}"
+            )
+        return self
 
     @property
     def iteration_s(self) -> float:
@@ -103,11 +117,6 @@ class Estimate(Record):
     def iterations_per_s(self) -> float:
         """Return iterations a second."""
         return 1.0 / self.time.total_s
-
-    @property
-    def usd_per_iteration(self) -> float:
-        """Return the dollars of one iteration, all terms."""
-        return sum(term.usd_per_iteration for term in self.cost)
 
     @property
     def usd_per_hour(self) -> float:

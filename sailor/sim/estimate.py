@@ -91,6 +91,7 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
             CostTerm(name="compute", usd_per_iteration=rent),
             CostTerm(name="egress", usd_per_iteration=egress_usd),
         ),
+        usd_per_iteration=rent + egress_usd,
         nodes=nodes,
         samples=plan.samples,
         batch_error=(plan.samples - problem.training.global_batch) / problem.training.global_batch,
