@@ -12,7 +12,8 @@ from sailor.errors import InputError
 from sailor.interfaces import Limits, Planner, Progress, SearchOutcome
 from sailor.model.estimate import CostTerm, Estimate
 from sailor.model.files import load_document, parse_record
-from sailor.model.job import HuggingFaceModel, Job, Objective
+from sailor.model.job import Job, Objective
+from sailor.model.job_paths import job_of_document
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.model.result import Result, Status
@@ -37,9 +38,7 @@ def load_job(job: JobLike) -> Job:
         return job
     if isinstance(job, Mapping):
         return parse_record(Job, dict(job), where="job")
-    document = load_document(job)
-    parsed = parse_record(Job, document.data, where=document)
-    return _anchor(parsed, Path(job).resolve().parent if str(job) != "-" else Path.cwd())
+    return job_of_document(load_document(job))
 
 
 def load_plan(plan: PlanLike) -> Plan:
@@ -213,20 +212,3 @@ def _plan_of_result(result: Result, where: str) -> Plan:
             hint="take a result whose status is optimal or feasible",
         )
     return result.plan
-
-
-def _anchor(job: Job, folder: Path) -> Job:
-    """Return the job with the paths of its sources and model made absolute."""
-    sources = job.sources.model_copy(
-        update={
-            kind: tuple(
-                ref if ref.path is None else ref.model_copy(update={"path": str(folder / ref.path)})
-                for ref in getattr(job.sources, kind)
-            )
-            for kind in type(job.sources).model_fields
-        }
-    )
-    model = job.model
-    if isinstance(model, HuggingFaceModel):
-        model = model.model_copy(update={"huggingface": str(folder / model.huggingface)})
-    return job.model_copy(update={"sources": sources, "model": model})

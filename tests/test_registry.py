@@ -308,6 +308,19 @@ def test_a_misspelt_hook_is_recorded_with_a_suggestion() -> None:
     )
 
 
+def test_a_plugin_with_a_misspelt_hook_provides_nothing() -> None:
+    half = plugin("sailor_planners", (AcmePlanner(),))
+    half.sailor_planer = hookimpl(lambda: ())
+    registry = load(half)
+    assert "unknown hook" in fault_of(registry)
+    assert "acme" not in registry.planners
+
+
+def test_a_name_that_a_plugin_provides_twice_is_recorded() -> None:
+    registry = load(plugin("sailor_planners", (AcmePlanner(), AcmePlanner())))
+    assert "the planner 'acme' is also provided by itself, twice" in fault_of(registry)
+
+
 def test_a_hook_with_an_argument_that_sailor_does_not_give_is_recorded() -> None:
     @hookimpl
     def sailor_planners(problem):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sailor.errors import InputError
 from sailor.model.document import Document, one_line
-from sailor.model.files import MAX_FILE_BYTES, document_from_text, load_text
+from sailor.model.files import MAX_FILE_BYTES, STDIN, document_from_text, load_text
 from sailor.model.json_text import json_document, read_json
 
 JOB_SUFFIXES = (".yaml", ".yml", ".json")
@@ -69,6 +69,12 @@ def expand(inputs: Sequence[str], out: Path) -> list[JobInput]:
     """
     found: list[JobInput] = []
     for given in inputs:
+        if given == STDIN:
+            raise InputError(
+                "standard input is no input of a batch",
+                where=given,
+                hint="write the jobs to a .jsonl file, one a line",
+            )
         path = Path(given)
         if path.is_dir():
             found.extend(JobInput(str(file), found=True) for file in _files(path, out.resolve()))

@@ -8,8 +8,9 @@ key is claimed by a lock of its own, which the system frees when the process die
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -19,6 +20,7 @@ from sailor.errors import InputError
 from sailor.model.base import Record
 
 CLAIM_POLL_S = 0.05
+_LITTER_AFTER_S = 3600.0
 _ANSWERS = (0, 3)  # exit codes that answer the job: a plan, or a proof that there is none
 
 
@@ -69,12 +71,20 @@ class Manifest:
         try:
             self.results.mkdir(parents=True, exist_ok=True)
             self._locks.mkdir(exist_ok=True)
+            self._remove_litter()
         except OSError as error:
             raise InputError(
                 f"can't be made a batch folder: {str(error.strerror).lower()}",
                 where=str(self.folder),
                 hint="give --out a folder that you may write to",
             ) from None
+
+    def _remove_litter(self) -> None:
+        """Remove what killed writers left half written, once no living one can need it."""
+        for path in self.results.glob(".*.tmp"):
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _LITTER_AFTER_S:
+                    path.unlink()
 
     def find(self, key: str) -> Entry | None:
         """Return the last entry of a key."""

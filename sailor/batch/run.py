@@ -9,10 +9,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
+from sailor.batch.blame import BUG
 from sailor.batch.inputs import JobInput, content_digest
 from sailor.batch.manifest import Entry, Manifest
 from sailor.batch.slots import Setup, Slot, Started
-from sailor.batch.work import BUG, Outcome, failure, resume_key
+from sailor.batch.work import Outcome, failure, resume_key
 from sailor.errors import SailorError
 
 _POLL_S = 0.2

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sailor.batch.blame import BUG, blamed
 from sailor.batch.inputs import JobInput, content_digest, job_name
 from sailor.batch.manifest import Entry, Manifest
 from sailor.errors import InputError, SailorError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sailor.model.problem import Problem
     from sailor.registry import Registry
 
-BUG = 1
 _EXIT_CODES = {Status.INFEASIBLE: 3, Status.NO_PLAN: 4}
 
 What = Literal[
@@ -84,9 +84,10 @@ class _Attempt:
             if self.document is not None:
                 relocated(cause, self.document, Job.model_fields)
             self.fault, self.exit_code = one_line(str(cause)), cause.exit_code
+        elif cause is not None:
+            self.fault, self.exit_code = blamed(cause)
         else:
-            self.fault = one_line(f"{self.name}: this is a bug in sailor or a plug-in ({sentence})")
-            self.exit_code = BUG
+            self.fault, self.exit_code = one_line(sentence), BUG
 
 
 class Worker:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,10 @@ if TYPE_CHECKING:
     from sailor.cli.session import Session
 
 PLAN_FOUND = 0
-BUG = 1
 BAD_INPUT = 2
 INFEASIBLE = 3
 NO_PLAN = 4
 SOME_JOBS_FAILED = 5
-PLUGIN_FAILED = 6
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
@@ -31,7 +28,8 @@ BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 class Ending:
     """Turns whatever leaves a run into an exit code and one sentence on stderr.
 
-    The outermost border of the program, so every exception is taken but SystemExit.
+    The outermost border of the program, so every exception is taken but SystemExit. An unexpected
+    one ends with 1 (a bug) or 6 (a plug-in failed).
     """
 
     def __init__(self, session: Session) -> None:
@@ -70,8 +68,12 @@ class Ending:
         if isinstance(error, click.ClickException):
             _say(_usage(error))
             return BAD_INPUT
-        _say(_bug(error, debug=self._session.debug))
-        return BUG
+        from sailor.batch.blame import blamed
+
+        sentence, code = blamed(error)
+        more = "" if self._session.debug else "; --debug shows the traceback"
+        _say(sentence + more)
+        return code
 
 
 def _say(sentence: str) -> None:
@@ -86,15 +88,3 @@ def _usage(error: click.ClickException) -> str:
     if message[1:2].islower():
         message = f"{message[:1].lower()}{message[1:]}"
     return f"{message}; see `{command or 'sailor'} --help`"
-
-
-def _bug(error: BaseException, *, debug: bool) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    text = " ".join(str(error).split())[:300]
-    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    more = "" if debug else ", and run again with --debug for the traceback"
-    return (
-        f"this is a bug in sailor ({what}{place}); please report it with the input and what "
-        f"`sailor doctor` prints{more}"
-    )

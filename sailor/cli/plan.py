@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sailor.interfaces import Progress
     from sailor.model.result import Result
 
+_REDRAW_S = 0.1
 _FORMAT_OF_SUFFIX = {".json": "json", ".csv": "csv"}
 
 
@@ -102,17 +104,23 @@ class _Progress:
         if not on_terminal():
             return _quiet
         from rich.console import Console
+        from rich.text import Text
 
         self._status = Console(stderr=True).status("searching")
         shown = self._status.__enter__()
+        next_s = 0.0
 
         def show(progress: Progress) -> None:
+            nonlocal next_s
+            if time.monotonic() < next_s:  # planners report more often than anyone can read
+                return
+            next_s = time.monotonic() + _REDRAW_S
             text = progress.message
             if progress.objective_value is not None:
                 text += f", best {progress.objective_value:.4g}"
             if progress.evaluations:
                 text += f", {progress.evaluations:,} plans"
-            shown.update(text)
+            shown.update(Text(text))
 
         return show
 

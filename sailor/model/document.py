@@ -21,6 +21,7 @@ MAX_INTEGER = 2**63 - 1
 def no_lines(path: DocumentPath) -> int | None:
     """Know no line: the data did not come from a file."""
     del path
+    return None
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Estimate(Record):
     usd_per_iteration: float  # the sum of all cost terms
     nodes: tuple[NodeRental, ...]
     samples: int  # that one iteration processes
-    tokens: int | None = None  # of those samples: samples times sequence length
+    tokens: int  # of those samples: samples times sequence length
     batch_error: float  # (samples - global batch) / global batch
     violations: tuple[str, ...] = ()  # why the plan can't be run on this problem
     assumptions: tuple[str, ...] = ()  # every default that was used

@@ -16,13 +16,14 @@ from sailor.model.job import Precision
 Framework = Literal[
     "megatron-lm",  # Megatron-LM and its core library
     "megatron-deepspeed",  # Megatron-LM models under DeepSpeed's engine
-    "fsdp",  # PyTorch FSDP or FSDP2: torchtitan, llm-foundry
+    "torchtitan",  # PyTorch FSDP2 with tensor, pipeline and context parallelism
+    "llm-foundry",  # PyTorch FSDP under Composer
     "internevo",
     "nanotron",
     "galvatron",
 ]
 Recompute = Literal["none", "selective", "full"]
-Attention = Literal["flash", "eager"]
+Attention = Literal["flash", "flash1", "eager"]  # flash1: fused kernels of 2022 and 2023
 
 
 class Experts(Record):
@@ -45,10 +46,12 @@ class Execution(Record):
 
     framework: Framework = "megatron-lm"
     precision: Precision = "bf16"
+    tf32: bool = False  # fp32 products on tensor cores, at half of the 16-bit rate
     optimizer: Literal["adam", "sgd"] = "adam"  # "adam" is AdamW too: the same states
     zero: int = Field(default=0, ge=0, le=3)
     zero_group: int | None = Field(default=None, ge=1)
     recompute: Recompute = "none"
+    recompute_stops_early: bool = False  # full: all but a block's last product runs again
     sequence_parallel: bool = False
     attention: Attention = "flash"
     dropout: bool = False
@@ -59,11 +62,14 @@ class Execution(Record):
     experts: Experts | None = None
     fused_norms: bool = True  # norm, rotary and activation kernels that keep no extra copies
     fused_loss: bool = False  # one kernel for softmax and loss over the vocabulary's parts
-    full_precision_grads: bool = True  # gradients add up in fp32 where the framework can choose
+    deferred_head_grad: bool = False  # the head's weight gradients are left for the pass's end
+    fused_accumulation: bool = False  # weight-gradient products add to the sum themselves
     overlap_grads: bool = False  # gradient reduction runs beside the backward pass
     overlap_params: bool = False  # parameter gathering runs beside the forward pass
     overlap_tp: bool = False  # tensor-parallel traffic runs beside matrix products
     overlap_warmup: bool = False  # interleaved schedule overlaps its first and last sends
+    keep_gathered: bool = False  # fully sharded weights stay gathered until the backward pass
+    vocab_parallel: bool = True  # tp splits the vocabulary's table (off: each rank gathers it)
     vocab_divisor: int = Field(default=128, ge=1)  # vocabulary pads to a multiple of this times tp
 
     @model_validator(mode="after")

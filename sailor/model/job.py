@@ -86,6 +86,8 @@ def _source_options(value: object) -> object:
     if isinstance(value, (list, tuple)):
         parts: list[object] = []
         for item in value:
+            if isinstance(item, (list, tuple)):
+                raise ValueError("a list of sources holds names: [NAME, {file: prices.yaml}]")
             one = _source_options(item) if not isinstance(item, SourceRef) else (item,)
             parts.extend(one if isinstance(one, tuple) else (one,))
         return tuple(parts)
@@ -125,7 +127,10 @@ class CatalogAdditions(Record):
 def check_pool(pool: Sequence[Offer]) -> None:
     """Raise ValueError where a pool has nothing to rent, or names the same offer twice."""
     if all((offer.count or 0) + (offer.quota or 0) == 0 for offer in pool):
-        raise ValueError("every offer of the pool has quota 0: there is nothing to rent")
+        raise ValueError(
+            "every offer of the pool has quota 0: there is nothing to rent; "
+            "raise a quota or a count"
+        )
     seen: dict[tuple[object, ...], int] = {}
     for index, offer in enumerate(pool):
         key = (offer.zone, offer.region, offer.node_type, offer.gpu, offer.market)

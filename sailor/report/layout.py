@@ -121,12 +121,13 @@ def number(value: float, digits: int = 4) -> str:
     """Return a number with `digits` significant digits: 0.0123, 12.3, 1,234,000."""
     if value == 0:
         return "0"
-    if abs(value) >= 10**digits:
+    rounded = float(f"{value:.{digits - 1}e}")
+    if abs(rounded) >= 10**digits:
         return f"{value:,.0f}"
-    if abs(value) < 1e-4:
+    if abs(rounded) < 1e-4:
         return f"{value:.{digits - 1}e}"
-    places = max(0, digits - 1 - _exponent(value))
-    return f"{value:.{places}f}"
+    places = max(0, digits - 1 - _exponent(rounded))
+    return f"{rounded:.{places}f}"
 
 
 def _exponent(value: float) -> int:

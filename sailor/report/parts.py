@@ -33,18 +33,19 @@ def replica_groups(stage: Stage) -> list[ReplicaGroup]:
 
 
 def headline(estimate: Estimate) -> str:
-    """Return speed and price in one line."""
+    """Return speed in one line and price in the next."""
     iteration_s = estimate.iteration_s
-    figures = [
+    speed = [
         f"{number(iteration_s)} s/iteration",
         f"{number(estimate.iterations_per_s)} it/s",
         f"{number(estimate.samples / iteration_s)} samples/s",
+        f"{number(estimate.tokens / iteration_s)} tokens/s",
     ]
-    if estimate.tokens is not None:
-        figures.append(f"{number(estimate.tokens / iteration_s)} tokens/s")
-    figures.append(f"{number(estimate.usd_per_iteration)} USD/iteration")
-    figures.append(f"{number(estimate.usd_per_hour)} USD/h")
-    return "  " + "   ".join(figures)
+    price = [
+        f"{number(estimate.usd_per_iteration)} USD/iteration",
+        f"{number(estimate.usd_per_hour)} USD/h",
+    ]
+    return "\n".join("  " + "   ".join(figures) for figures in (speed, price))
 
 
 def shape(plan: Plan, estimate: Estimate) -> str:

@@ -84,7 +84,7 @@ def resolve_arch(job: Job) -> ModelSpec:
         return job.model
     if isinstance(job.model, HuggingFaceModel):
         return read_config(Path(job.model.huggingface), seq_len=job.model.seq_len)
-    return preset(job.model)
+    return preset(job.model, where="model")
 
 
 def _check_limits(job: Job, catalog: Catalog) -> None:

@@ -94,6 +94,7 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
         usd_per_iteration=rent + egress_usd,
         nodes=nodes,
         samples=plan.samples,
+        tokens=plan.samples * problem.arch.seq_len,
         batch_error=(plan.samples - problem.training.global_batch) / problem.training.global_batch,
         assumptions=(*problem.assumptions, *model.assumptions(problem)),
     )

@@ -36,8 +36,8 @@ def entries(out: Path) -> list[Entry]:
     """Return the whole lines of a manifest that may still be written to."""
     path = out / "manifest.jsonl"
     text = path.read_text() if path.exists() else ""
-    return [Entry.model_validate_json(line) for line in text.splitlines(keepends=True)[:None]
-            if line.endswith("\n")]  # fmt: skip
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [Entry.model_validate_json(line) for line in whole]
 
 
 def searches(log: Path) -> Counter[str]:
@@ -99,7 +99,7 @@ def test_a_batch_of_thirty_survives_kill_nine(tmp_path: Path, jobs: Path) -> Non
     assert sum(searches(log).values()) <= 28 + 2  # the two that were under way began again
     names = [entry.name for entry in entries(out) if not entry.failed]
     assert sorted(names) == good
-    results = [load_record(Result, path) for path in (out / "results").iterdir()]
+    results = [load_record(Result, path) for path in (out / "results").glob("*.json")]
     assert sorted(result.job for result in results) == good
     assert told.startswith(f"30 of 30 jobs: 2 failed, {28 - len(done)} optimal, {len(done)} up to")
     text = " ".join(told.split())

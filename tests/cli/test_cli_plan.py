@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import time
@@ -183,18 +184,34 @@ def test_a_broken_plugin_that_was_asked_for_ends_the_run(
     assert "broken" in out
 
 
-def test_a_bug_is_one_sentence_and_a_traceback_only_on_request(
+def test_a_plugin_s_fault_is_one_sentence_and_a_traceback_only_on_request(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, err = plan(capsys, tmp_path, "boom")
-    assert (code, out) == (1, "")
+    assert (code, out) == (6, "")
     assert err.count("\n") == 1
-    assert "this is a bug in sailor (ZeroDivisionError: toy planner fell over at toy_plugin" in err
-    assert "sailor doctor" in err
+    assert err.startswith("sailor: the plug-in toy_plugin_")
+    assert " failed (ZeroDivisionError: toy planner fell over at toy_plugin.py:" in err
     code = run(["--debug", "--plugin", str(TOY), "plan", str(tmp_path / "boom.json"),
                 "--planner", "toy"])  # fmt: skip
-    assert code == 1
+    assert code == 6
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_asks_for_a_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fall_over(job: Any, **options: Any) -> None:
+        raise KeyError("no such\nthing")
+
+    monkeypatch.setattr("sailor.api.optimize", fall_over)
+    code, out, err = plan(capsys, tmp_path, "one")
+    assert (code, out) == (1, "")
+    assert err == (
+        "sailor: this is a bug in sailor (KeyError: 'no such\\nthing' at test_cli_plan.py:"
+        f"{fall_over.__code__.co_firstlineno + 1}); please report it with the input and what "
+        "`sailor doctor` prints; --debug shows the traceback\n"
+    )
 
 
 def test_standard_input_is_a_job(tmp_path: Path) -> None:
@@ -301,3 +318,23 @@ def test_the_job_s_own_paths_are_relative_to_its_file(
     code, _, err = plan(capsys, folder, "one", sources={"prices": {"file": "my-prices.yaml"}})
     assert code == 2
     assert f"{folder}/my-prices.yaml: no such file" in err
+
+
+def test_progress_goes_to_a_terminal_and_data_to_stdout(tmp_path: Path) -> None:
+    path, log = write_job(tmp_path, "wait"), tmp_path / "log"
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        command("plan", path, "--planner", "toy", "--format", "json"),
+        stdout=subprocess.PIPE, stderr=theirs, text=True, cwd=ROOT,
+        env={**os.environ, "TOY_LOG": str(log), "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    until(log, "wait")
+    shown = b""
+    while b"toy search, best 1, 1 plans" not in shown:
+        shown += os.read(ours, 4096)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    os.close(ours)
+    assert process.returncode == 0
+    assert Result.model_validate_json(out).stopped_early

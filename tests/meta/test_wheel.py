@@ -62,6 +62,6 @@ def test_planning_needs_neither_torch_nor_a_compiler(wheel: zipfile.ZipFile) -> 
         if line.startswith("Requires-Dist: ") and "extra ==" not in line
     }
     assert needed == {
-        "click", "filelock", "numpy", "pluggy", "pydantic", "rich", "ruamel-yaml",
+        "click", "filelock", "numpy", "ortools", "pluggy", "pydantic", "rich", "ruamel-yaml",
     }  # fmt: skip
     assert "Requires-Python: >=3.11" in lines

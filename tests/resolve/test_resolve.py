@@ -68,14 +68,25 @@ def test_an_offer_without_a_price_is_left_out_with_the_reason() -> None:
 
 
 def test_the_jobs_own_facts_come_first() -> None:
-    own = {"zone": "us-central1-a", "node_type": "a2-highgpu-1g", "market": "on_demand",
-           "usd_per_hour": "1.25 USD/h", "source": "our contract", "as_of": "2026-03-01"}  # fmt: skip
+    own = {
+        "zone": "us-central1-a",
+        "node_type": "a2-highgpu-1g",
+        "market": "on_demand",
+        "usd_per_hour": "1.25 USD/h",
+        "source": "our contract",
+        "as_of": "2026-03-01",
+    }
     problem = build_problem(job(catalog={"prices": [own]}))
     place = next(p for p in problem.placements if p.node_type == "a2-highgpu-1g")
     assert place.usd_per_hour == 1.25
     assert "our contract" in place.price_source
-    link = {"src": "us-central1-a", "dst": "us-central1-a", "latency_s": "20 us",
-            "bandwidth": "100 Gbit/s", "source": "iperf"}  # fmt: skip
+    link = {
+        "src": "us-central1-a",
+        "dst": "us-central1-a",
+        "latency_s": "20 us",
+        "bandwidth": "100 Gbit/s",
+        "source": "iperf",
+    }
     problem = build_problem(job(catalog={"links": [link]}))
     (only,) = problem.links
     assert (only.latency_s, only.bandwidth) == pytest.approx((2e-5, 12.5e9))

@@ -1,6 +1,0 @@
-"""Lets the tests here import `toy_jobs`."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
