@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sailor.api import build_problem, load_job, load_plan, optimize, simulate
+    from sailor.api import build_problem, load_job, load_plan, optimize, simulate, simulate_events
     from sailor.errors import InputError, PluginError, SailorError
     from sailor.hookspecs import hookimpl
     from sailor.interfaces import Limits
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HOME = {
     "optimize": "sailor.api",
     "simulate": "sailor.api",
+    "simulate_events": "sailor.api",
     "load_job": "sailor.api",
     "load_plan": "sailor.api",
     "build_problem": "sailor.api",
@@ -53,6 +54,7 @@ __all__ = [
     "load_plan",
     "optimize",
     "simulate",
+    "simulate_events",
 ]
 
 

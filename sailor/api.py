@@ -20,6 +20,7 @@ from sailor.model.result import Result, Status
 from sailor.registry import Registry
 from sailor.resolve import resolve
 from sailor.sim.estimate import estimate
+from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
 
 AUTO = "auto"
 _AUTO_PLANNER = "dynamic"
@@ -152,10 +153,30 @@ def plan_problem(
     )
 
 
-def simulate(job: JobLike, plan: PlanLike, *, registry: Registry | None = None) -> Estimate:
-    """Return what a given plan takes on a job's pool, part by part, with its violations."""
+def simulate(
+    job: JobLike,
+    plan: PlanLike,
+    *,
+    fidelity: Fidelity = "closed_form",
+    registry: Registry | None = None,
+) -> Estimate:
+    """Return what a given plan takes on a job's pool, part by part, with its violations.
+
+    `fidelity` "event" simulates every operation of an iteration instead of the closed form.
+    """
     registry = registry or Registry.load()
-    return _estimate(build_problem(job, registry=registry), load_plan(plan), registry)
+    problem, given = build_problem(job, registry=registry), load_plan(plan)
+    if fidelity == "event":
+        return _with_extra_terms(problem, given, estimate_events(problem, given).estimate, registry)
+    return _estimate(problem, given, registry)
+
+
+def simulate_events(
+    job: JobLike, plan: PlanLike, *, registry: Registry | None = None
+) -> EventResult:
+    """Simulate every operation of one iteration; the result has the timeline of every worker."""
+    problem = build_problem(job, registry=registry or Registry.load())
+    return estimate_events(problem, load_plan(plan), with_timeline=True)
 
 
 def objective_value(problem: Problem, found: Estimate) -> float:
@@ -166,7 +187,12 @@ def objective_value(problem: Problem, found: Estimate) -> float:
 
 
 def _estimate(problem: Problem, plan: Plan, registry: Registry) -> Estimate:
-    found = estimate(problem, plan)
+    return _with_extra_terms(problem, plan, estimate(problem, plan), registry)
+
+
+def _with_extra_terms(
+    problem: Problem, plan: Plan, found: Estimate, registry: Registry
+) -> Estimate:
     extra: Sequence[CostTerm] = [
         CostTerm(
             name=source.name,

@@ -18,6 +18,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "plan": ("plan", "Plan one job: what to rent, how to split the model, what it takes."),
     "simulate": ("simulate", "Estimate a given plan on a job's pool, part by part."),
     "batch": ("batch", "Plan many jobs: one result each, resumable."),
+    "validate": ("validate", "Compare the simulator with measurements, row by row."),
     "catalog": ("catalog", "Show GPU types, node types, zones and prices."),
     "profile": ("profile", "Layer profiles: import measured ones."),
     "plugins": ("plugins", "Show what is loaded, from where, and what is broken."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -86,6 +86,7 @@ class Estimate(Record):
     """Time, memory and money of one plan under one cost model."""
 
     cost_model: str
+    fidelity: Literal["closed_form", "event"] = "closed_form"
     time: TimeBreakdown
     stages: tuple[StageTime, ...]
     memory: tuple[WorkerMemory, ...]

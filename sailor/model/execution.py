@@ -47,6 +47,7 @@ class Execution(Record):
     framework: Framework = "megatron-lm"
     precision: Precision = "bf16"
     tf32: bool = False  # fp32 products on tensor cores, at half of the 16-bit rate
+    fp8: bool = False  # the blocks' matrix products in 8 bits, at twice the 16-bit rate
     optimizer: Literal["adam", "sgd"] = "adam"  # "adam" is AdamW too: the same states
     zero: int = Field(default=0, ge=0, le=3)
     zero_group: int | None = Field(default=None, ge=1)

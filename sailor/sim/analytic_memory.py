@@ -13,8 +13,12 @@ from dataclasses import dataclass
 
 from sailor.model.arch import ModelSpec
 from sailor.model.execution import Chunk, Execution, Layout
+from sailor.sim.device import GpuFacts
 from sailor.sim.frameworks import FrameworkFacts, StateBytes, framework_facts, state_bytes
 from sailor.sim.layers import block_params, block_saved_bytes, expert_params
+
+# A weight gradient of the head that waits for the end of the pass keeps its logits' gradient.
+DEFERRED_LOGIT_BYTES = 4.0
 
 
 @dataclass(frozen=True)
@@ -82,31 +86,37 @@ class RankMemory:
 
 
 def rank_memory(
-    model: ModelSpec, execution: Execution, layout: Layout, rank: int, workspace: float = 0.0
+    model: ModelSpec, execution: Execution, layout: Layout, rank: int, gpu: GpuFacts
 ) -> RankMemory:
-    """Return the memory of a pipeline rank; `workspace` adds the GPU type's library buffers."""
+    """Return the memory of a pipeline rank on a GPU type."""
     facts = framework_facts(execution.framework)
     chunks = layout.rank_chunks(rank)
     states = _states(model, execution, layout, chunks)
     activations = _in_flight_bytes(model, execution, layout, rank)
-    logits = _logits_bytes(model, execution, layout, chunks, facts)
-    temporary = _temporary_bytes(model, execution, layout, chunks, logits)
-    reserve = facts.slack * (activations + logits + temporary) + facts.state_slack * sum(states[:4])
+    logits = _logits_bytes(model, execution, layout, chunks, facts.logit_bytes, gpu)
+    temporary = _temporary_bytes(model, execution, layout, chunks, logits, facts)
+    # The optimizer step comes when the activations are gone.
+    temporary += max(0.0, states[5] - activations - logits - temporary)
+    moving = activations + logits + temporary
+    reserve = facts.slack * moving + facts.state_slack * sum(states[:4])
     parts = MemoryParts(
         parameters=states[0],
         gradients=states[1],
         master=states[2],
         optimizer=states[3],
-        communication=states[4],
+        communication=states[4] + _parallel_buffers(model, execution, layout, facts),
         activations=activations,
         logits=logits,
         temporary=temporary,
-        workspace=facts.base_bytes + workspace,
+        workspace=facts.base_bytes + gpu.base_bytes,
         reserve=reserve,
         outside=facts.outside_bytes,
     )
-    moving = activations + logits + temporary
-    over = facts.bound_moving * moving + facts.bound_states * parts.states + facts.bound_bytes
+    over = facts.bound_moving * moving + facts.bound_states * parts.states
+    over += facts.bound_bytes + parts.communication
+    if execution.zero == 3:
+        # A second set of gathered blocks, where a framework keeps two buffers.
+        over += 2.0 * facts.prefetch_blocks * _largest_block(model, execution, layout)
     return RankMemory(
         rank,
         parts,
@@ -116,11 +126,20 @@ def rank_memory(
 
 
 def peak_memory(
-    model: ModelSpec, execution: Execution, layout: Layout, workspace: float = 0.0
+    model: ModelSpec, execution: Execution, layout: Layout, gpu: GpuFacts
 ) -> RankMemory:
     """Return the fullest rank by its bound."""
-    ranks = (rank_memory(model, execution, layout, rank, workspace) for rank in range(layout.pp))
+    ranks = (rank_memory(model, execution, layout, rank, gpu) for rank in range(layout.pp))
     return max(ranks, key=lambda memory: memory.bound_device)
+
+
+def static_bytes(
+    memory: RankMemory, model: ModelSpec, execution: Execution, layout: Layout
+) -> float:
+    """Return what a rank holds before its first pass: states, buffers, the libraries' base."""
+    facts = framework_facts(execution.framework)
+    buffers = _parallel_buffers(model, execution, layout, facts)
+    return memory.parts.states + memory.parts.workspace + buffers
 
 
 def rank_params(
@@ -151,26 +170,28 @@ def shard_ranks(execution: Execution, layout: Layout) -> tuple[int, int]:
     """Return over how many ranks ZeRO shares states: of dense parameters, and of experts'."""
     group = execution.zero_group or layout.dp * execution.cp
     dense = min(group, layout.dp * execution.cp)
-    ranks = layout.dp * execution.cp * layout.tp
+    replicas = max(1, layout.dp * execution.cp // dense)
+    ranks = layout.dp * execution.cp * layout.tp // replicas
     expert_tp = execution.expert_tp or layout.tp
     return dense, max(1, ranks // (execution.ep * expert_tp))
 
 
 def _states(
     model: ModelSpec, execution: Execution, layout: Layout, chunks: Sequence[Chunk]
-) -> tuple[float, float, float, float, float]:
-    """Return parameters, gradients, master copies, moments, communication buffers."""
+) -> tuple[float, ...]:
+    """Return parameters, gradients, master copies, moments, gathers, the step's gradients."""
     each = state_bytes(execution)
-    totals = [0.0] * 5
+    totals = [0.0] * 6
     for params, ranks in zip(
         rank_params(model, execution, layout, chunks), shard_ranks(execution, layout), strict=True
     ):
         shares = _shares(each, execution.zero, ranks)
         for index, (size, share) in enumerate(shares):
             totals[index] += params * size / share
+    totals[5], totals[4] = totals[4], 0.0
     if execution.zero == 3:
-        totals[4] += _gathered_bytes(model, execution, layout, chunks)
-    return totals[0], totals[1], totals[2], totals[3], totals[4]
+        totals[4] = _gathered_table(model, execution, layout, chunks)
+    return tuple(totals)
 
 
 def _shares(each: StateBytes, zero: int, ranks: int) -> tuple[tuple[float, int], ...]:
@@ -186,18 +207,29 @@ def _shares(each: StateBytes, zero: int, ranks: int) -> tuple[tuple[float, int],
     )
 
 
-def _gathered_bytes(
+def _gathered_table(
     model: ModelSpec, execution: Execution, layout: Layout, chunks: Sequence[Chunk]
 ) -> float:
-    """Return the gathered weights of two units and the full gradients of one, in 16-bit.
+    """Return a gathered table of the vocabulary in 16-bit, on ranks with embedding or head."""
+    if not any(chunk.embedding or chunk.head for chunk in chunks):
+        return 0.0
+    split = layout.tp if execution.vocab_parallel else 1
+    return 2.0 * padded_vocab(model, execution, layout.tp) / split * model.hidden
 
-    The next unit is gathered while one computes; the largest unit is a block or the table.
-    """
-    block = block_params(model, execution, layout.tp) + expert_params(model, execution, layout.tp)
-    table = padded_vocab(model, execution, layout.tp) / layout.tp * model.hidden
-    ends = any(chunk.embedding or chunk.head for chunk in chunks)
-    largest = max(block, table) if ends else block
-    return 2 * (2 * largest + largest)
+
+def _largest_block(model: ModelSpec, execution: Execution, layout: Layout) -> float:
+    """Return the parameters of a whole block on one tensor-parallel rank."""
+    return block_params(model, execution, layout.tp) + expert_params(model, execution, layout.tp)
+
+
+def _parallel_buffers(
+    model: ModelSpec, execution: Execution, layout: Layout, facts: FrameworkFacts
+) -> float:
+    """Return the buffers into which sequence parallelism gathers its activations."""
+    if not execution.sequence_parallel or layout.tp == 1:
+        return 0.0
+    tokens = layout.microbatch * model.seq_len / execution.cp
+    return facts.parallel_buffers * 2.0 * tokens * model.hidden
 
 
 def _in_flight_bytes(model: ModelSpec, execution: Execution, layout: Layout, rank: int) -> float:
@@ -220,8 +252,6 @@ def _interleaved_peak(kept: Sequence[float], pp: int, count: int, warmup: int) -
     """
     vpp = len(kept)
     steps = count * vpp
-    if count == pp:
-        warmup = steps
     held = peak = 0.0
     for step in range(min(steps, warmup + 2 * pp * vpp)):
         held += kept[(step % (pp * vpp)) // pp]
@@ -246,6 +276,10 @@ def chunk_saved_bytes(
         kept = chunk.blocks * block_saved_bytes(model, execution, layout.tp, layout.microbatch)
     if chunk.embedding and execution.dropout:
         kept += tokens * model.hidden / spread
+    if not execution.fused_norms:
+        # Copies of the table's output, and of what a stage receives and sends.
+        ends = int(chunk.embedding) + (layout.pp > 1)
+        kept += 4 * ends * tokens * model.hidden / spread
     return kept
 
 
@@ -254,17 +288,21 @@ def _logits_bytes(
     execution: Execution,
     layout: Layout,
     chunks: Sequence[Chunk],
-    facts: FrameworkFacts,
+    logit_bytes: float,
+    gpu: GpuFacts,
 ) -> float:
     """Return logits, their softmax and the inputs of norm and head, on the rank with the head."""
     if not any(chunk.head for chunk in chunks):
         return 0.0
     tokens = layout.microbatch * model.seq_len / execution.cp
-    each = (4.0 if execution.precision == "fp32" else 2.0) + facts.logit_bytes
+    each = (4.0 if execution.precision == "fp32" else 2.0) + logit_bytes
     if execution.fused_loss:
-        each += facts.fused_loss_bytes
+        each += gpu.fused_loss_bytes
+    if execution.deferred_head_grad:
+        each += DEFERRED_LOGIT_BYTES
     rows = padded_vocab(model, execution, layout.tp) / layout.tp
-    return each * tokens * rows + 4 * tokens * model.hidden
+    spread = layout.tp if execution.sequence_parallel and not execution.fused_norms else 1
+    return each * tokens * rows + 4 * tokens * model.hidden / spread
 
 
 def _temporary_bytes(
@@ -273,14 +311,20 @@ def _temporary_bytes(
     layout: Layout,
     chunks: Sequence[Chunk],
     logits: float,
+    facts: FrameworkFacts,
 ) -> float:
     """Return what the backward pass needs beyond the logits, which it has freed by then.
 
-    With full recomputation that is one block's activations; else the gradients inside one block:
+    With fully sharded weights also gathered blocks. With full recomputation that is one block's activations; else the gradients inside one block:
     two of hidden width, those of the feed-forward, and of an eager score matrix.
     """
+    extra = 0.0
+    if any(chunk.head for chunk in chunks):
+        rows = padded_vocab(model, execution, layout.tp) / layout.tp
+        tokens = layout.microbatch * model.seq_len / execution.cp
+        extra = facts.logit_peak_bytes * tokens * rows
     if not any(chunk.blocks for chunk in chunks):
-        return 0.0
+        return extra
     tokens = layout.microbatch * model.seq_len / execution.cp
     up = model.ffn / layout.tp * (2 if model.gated_mlp else 1)
     inside = 4 * tokens * model.hidden + 2 * tokens * (up + model.ffn / layout.tp)
@@ -289,4 +333,6 @@ def _temporary_bytes(
         inside += 4 * scores
     if execution.recompute == "full":
         inside += block_saved_bytes(model, execution, layout.tp, layout.microbatch)
-    return max(0.0, inside - logits)
+    if execution.zero == 3:
+        inside += 2 * facts.prefetch_blocks * _largest_block(model, execution, layout)
+    return max(extra, inside - logits)

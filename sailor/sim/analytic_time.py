@@ -72,8 +72,8 @@ class Setting:
         cluster: ClusterFacts = DEFAULT_CLUSTER,
     ) -> Setting:
         """Return the setting with the constants of its GPU type and framework."""
-        device = Device.of(gpu, execution.precision)
         times = framework_times(execution.framework)
+        device = Device.of(gpu, execution.precision, tf32=execution.tf32)
         return cls(model, execution, layout, device, cluster, times)
 
     @property
@@ -82,7 +82,7 @@ class Setting:
         return Wires(
             link=self.device.facts.link_bandwidth * self.cluster.link_share,
             node_nics=self.cluster.nic_bandwidth * self.cluster.nic_share,
-            gpus_per_node=self.cluster.gpus_per_node,
+            link_step_s=self.cluster.link_step_s,
         )
 
 
@@ -100,9 +100,7 @@ def iteration_time(setting: Setting) -> TimeParts:
     gradients, weights, optimizer = zip(
         *(_step_parts(setting, rank) for rank in range(layout.pp)), strict=True
     )
-    step = max(
-        range(layout.pp), key=lambda rank: gradients[rank] + weights[rank] + optimizer[rank]
-    )
+    step = max(range(layout.pp), key=lambda rank: gradients[rank] + weights[rank] + optimizer[rank])
     return TimeParts(
         compute=compute,
         bubble=bubble,
@@ -124,6 +122,7 @@ def stage_s(setting: Setting, rank: int) -> float:
     host += blocks * block_host
     for chunk in chunks:
         device += _ends_s(setting, chunk)
+    device += _accumulate_s(setting, chunks)
     busy = float((device**4 + host**4) ** 0.25)
     if setting.execution.zero == 3:
         gather = _gather_microbatch_s(setting, chunks)
@@ -140,13 +139,18 @@ def block_times(setting: Setting) -> tuple[float, float]:
     """
     unit = unit_seconds(setting, "block")
     device = unit.forward + unit.backward + unit.tp_forward + unit.tp_backward
-    launch = setting.times.launch_s + setting.times.launch_tp_s * math.log2(setting.layout.tp)
-    launch *= setting.cluster.host_factor
-    host = launch * (1 + setting.times.launch_back)
+    times, tp = setting.times, setting.layout.tp
+    launch = times.launch_s + times.launch_tp_s * math.log2(tp)
+    launch += times.launch_parallel_s if tp > 1 else 0.0
+    launch += times.launch_experts_s if setting.execution.experts else 0.0
+    launch *= setting.cluster.host_factor * setting.device.facts.host_factor
+    host = launch * (1 + times.launch_back)
     recompute = setting.execution.recompute
     if recompute == "full":
         device += unit.forward + unit.tp_forward
         host += launch
+        if setting.execution.recompute_stops_early:
+            device -= _last_product_s(setting)
     elif recompute == "selective":
         device += _attention_core_s(setting)
     return device, host
@@ -156,7 +160,11 @@ def unit_seconds(setting: Setting, kind: str) -> UnitSeconds:
     """Return the times of a unit's passes on the device."""
     layout, execution = setting.layout, setting.execution
     forward, backward = unit_work(
-        setting.model, execution, kind, layout.tp, layout.microbatch  # type: ignore[arg-type]
+        setting.model,
+        execution,
+        kind,
+        layout.tp,
+        layout.microbatch,  # type: ignore[arg-type]
     )
     group = group_of(layout.tp, 1, setting.cluster.gpus_per_node)
     exposed = 1 - (setting.times.tp_overlap if execution.overlap_tp else 0.0)
@@ -171,9 +179,31 @@ def unit_seconds(setting: Setting, kind: str) -> UnitSeconds:
     )
 
 
+def _last_product_s(setting: Setting) -> float:
+    """Return the seconds of the product that ends a block: nothing needs its result again."""
+    forward, _ = unit_work(
+        setting.model, setting.execution, "block", setting.layout.tp, setting.layout.microbatch
+    )
+    products = forward.gemms[:-2] if forward.scores else forward.gemms
+    return setting.device.gemm_s(products[-1]) + setting.device.facts.kernel_s
+
+
+def _accumulate_s(setting: Setting, chunks: tuple[Chunk, ...]) -> float:
+    """Return the traffic of adding a microbatch's gradients to those of the ones before."""
+    if setting.layout.num_microbatches == 1 or setting.execution.fused_accumulation:
+        return 0.0
+    params = sum(rank_params(setting.model, setting.execution, setting.layout, chunks))
+    times = setting.times
+    bf16 = setting.execution.precision == "bf16"
+    each = times.accumulate_bf16_bytes if bf16 else times.accumulate_bytes
+    if setting.execution.zero == 3:
+        params /= shard_ranks(setting.execution, setting.layout)[0]
+    return params * each / setting.device.memory_bytes_per_s
+
+
 def _attention_core_s(setting: Setting) -> float:
     """Return the forward seconds of eager attention's products and softmax; flash keeps none."""
-    if setting.execution.attention == "flash":
+    if setting.execution.attention != "eager":
         return 0.0
     forward, _ = unit_work(
         setting.model, setting.execution, "block", setting.layout.tp, setting.layout.microbatch
@@ -228,11 +258,11 @@ def _step_parts(setting: Setting, rank: int) -> tuple[float, float, float]:
             # A sharded optimizer reduces to shards and gathers weights: each half an all-reduce.
             sharded = group_of(shard, layout.tp, per_node)
             weights = gather_s(2.0 * dense, sharded, setting.wires)
+            weights += times.shard_rank_s * (shard - 1)
             if shard == ranks:
                 gradients /= 2
-    if execution.overlap_grads or times.grad_overlap:
-        hidden = times.grad_overlap or 0.8
-        gradients *= 1 - hidden
+    if execution.overlap_grads or times.always_overlaps:
+        gradients *= 1 - times.grad_overlap
     if execution.overlap_params:
         weights *= 0.2
     gradients += _tied_s(setting, rank)
@@ -259,11 +289,15 @@ def _tied_s(setting: Setting, rank: int) -> float:
 def _gather_microbatch_s(setting: Setting, chunks: tuple[Chunk, ...]) -> float:
     """Return a microbatch's gathers and scatter of fully sharded weights, in 16-bit.
 
-    Two gathers (forward, backward) and one reduce-scatter of the gradients.
+    Two gathers (forward, backward) and one reduce-scatter of the gradients; one gather less where
+    the weights stay until the backward pass.
     """
     layout, execution = setting.layout, setting.execution
     dense, _ = rank_params(setting.model, execution, layout, chunks)
     shard, _ = shard_ranks(execution, layout)
     group = group_of(shard, layout.tp, setting.cluster.gpus_per_node)
-    once = gather_s(2.0 * dense, group, setting.wires)
-    return 3 * once
+    times = setting.times
+    blocks = sum(chunk.blocks for chunk in chunks)
+    once = gather_s(2.0 * dense / times.gather_share, group, setting.wires)
+    once += blocks * times.gather_rank_s * (shard - 1)
+    return (2 if execution.keep_gathered else 3) * once

@@ -90,10 +90,27 @@ def stage_terms(tables: StageTables, batch: PlanBatch) -> StageTerms:
         )
         counts = counts.max(axis=1, keepdims=True)
     p2p = forward + backward
+    if num_stages > 2 and tables.blocked_s is not None:
+        p2p += _blocked_seconds(tables, batch)
     if num_stages > 1:
         p2p[:, 0] = tables.first_send_factor(num_stages) * forward[:, 0]
         p2p[:, -1] = 2.0 * backward[:, -1]
     return StageTerms(compute_s=compute, p2p_s=p2p, num_microbatches=counts)
+
+
+def _blocked_seconds(tables: StageTables, batch: PlanBatch) -> Floats:
+    """Return [B, P, C]: what inner stages wait for messages that arrive without a buffer.
+
+    The ends have one neighbour; their factor of 2 already stands for both directions.
+    """
+    if tables.blocked_s is None:
+        return np.zeros(batch.kinds.shape)
+    kinds, cut = batch.kinds, batch.cuts[:, 1:-1, None]
+    blocked = np.zeros(kinds.shape)
+    activation = tables.blocked_s[tables.forward_size[cut - 1], kinds[:, :-1], kinds[:, 1:]]
+    gradient = tables.blocked_s[tables.backward_size[cut], kinds[:, 1:], kinds[:, :-1]]
+    blocked[:, 1:-1] = activation[:, :-1] + gradient[:, 1:]
+    return np.where(batch.width[:, None, :] > 0, blocked, 0.0)
 
 
 def pipeline_seconds(terms: StageTerms) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-LINK_STEP_S = 15e-6  # for each doubling of the ranks in a node
 NIC_STEP_S = 60e-6  # for each doubling of the nodes
 SEND_S = 0.1e-3  # of a message between pipeline stages
 
@@ -20,7 +19,7 @@ class Wires:
 
     link: float
     node_nics: float
-    gpus_per_node: int
+    link_step_s: float  # for each doubling of the ranks in a node
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def _ring_s(message_bytes: float, rounds: float, group: Group, wires: Wires) -> 
     if ranks == 1 or message_bytes <= 0:
         return 0.0
     moved = rounds * (ranks - 1) / ranks * message_bytes
-    seconds = moved / wires.link + LINK_STEP_S * math.log2(max(2, group.ranks_in_node))
+    seconds = moved / wires.link + wires.link_step_s * math.log2(max(2, group.ranks_in_node))
     if group.ranks_in_node >= ranks:
         return seconds
     across = moved * group.groups_per_node / wires.node_nics

@@ -14,9 +14,12 @@ from sailor.model.execution import Execution
 from sailor.model.job import Precision
 from sailor.model.profile import UnitBytes
 
-# Extra activations of norms, rotary embedding and gate written as separate operations, in t h:
-# Galvatron's published Llama-2 blocks keep 515 to 547 MiB where fused kernels keep 289 MiB.
-UNFUSED_SAVED = 28.0
+# Extra activations of separate operations, bytes of t h: norms, bias and activation keep 16 more
+# (Megatron-LM functional tests without fused kernels), a rotary embedding 8 more (copies of
+# queries and keys, twice).
+UNFUSED_NORMS = 16.0
+UNFUSED_ROTARY = 8.0
+UNFUSED_PARALLEL = 4.0  # and the copies around tensor-parallel regions (Galvatron's profiles)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class PassWork:
     num_kernels: int  # beside the matrix products
     num_allreduces: int
     allreduce_bytes: float  # of each
+    fp8: bool = False  # its matrix products run in 8 bits
+    first_kernels: bool = False  # fused attention of the first generation
     scores: float = 0.0  # elements of the score matrices that eager attention writes
 
     @property
@@ -118,9 +123,7 @@ def _head_work(
     message = float(element_bytes(execution.precision) * tokens * model.hidden)
     rows = model.padded_vocab(tp, execution.vocab_divisor) / tp
     gemm = Gemm(tokens, rows, model.hidden)
-    forward = PassWork(
-        (gemm,), model.seq_len, 0.0, 3 * message + 20 * tokens * rows, 6, 0, 0.0
-    )
+    forward = PassWork((gemm,), model.seq_len, 0.0, 3 * message + 20 * tokens * rows, 6, 0, 0.0)
     moved = 5 * message + 12 * tokens * rows
     return forward, PassWork(gemm.backward(), model.seq_len, 0.0, moved, 6, 1, message)
 
@@ -150,10 +153,15 @@ def _block_work(
         gemms, attention = gemms + products, 0.0
         scores = products[0].batch * products[0].m * products[0].n
     message = float(2 * scale * tokens * hidden)
-    forward = PassWork(gemms, model.seq_len, attention, moved * scale, 6, 2, message, scores)
+    first = execution.attention == "flash1"
+    forward = PassWork(
+        gemms, model.seq_len, attention, moved * scale, 6, 2, message,
+        execution.fp8, first, scores,
+    )  # fmt: skip
     backward = PassWork(
         tuple(product for gemm in gemms for product in gemm.backward()),
-        model.seq_len, 2.5 * attention, moved_back * scale, 12, 2, message, scores,
+        model.seq_len, 2.5 * attention, moved_back * scale, 12, 2, message,
+        execution.fp8, first, scores,
     )  # fmt: skip
     return forward, backward
 
@@ -186,15 +194,13 @@ def expert_params(model: ModelSpec, execution: Execution, tp: int) -> float:
     return share * experts.num_experts / execution.ep * one
 
 
-def block_saved_bytes(
-    model: ModelSpec, execution: Execution, tp: int, microbatch: int
-) -> float:
+def block_saved_bytes(model: ModelSpec, execution: Execution, tp: int, microbatch: int) -> float:
     """Return the bytes a block keeps of one microbatch for its backward pass.
 
     In elements: 4 t h (inputs of the norms and of the two parallel regions), (1 + 2 kv/heads) and
     1 times t times the attention width (queries, keys, values, attention's output), 2 t f (3 t f
     gated); 2 t h bytes of dropout masks. Attention adds 4 bytes a head and token of softmax
-    statistics (flash), or a score matrix and its dropout: 5 bytes a score (2 + 2 + 1), 4 without
+    statistics (flash), or a score matrix and its dropout: 5 bytes a score (2 + 2 + 1), 2 without
     dropout. In 16-bit with kv = heads and f = 4 h that is Korthikanti's t h (34 + 5 a s / h).
     """
     tokens, hidden = _tokens(model, execution, microbatch), model.hidden
@@ -207,13 +213,21 @@ def block_saved_bytes(
     if execution.dropout:
         kept += 2 * tokens * hidden / spread
     heads = model.num_heads / tp
-    if execution.attention == "eager":
-        each = 2.5 * size if execution.dropout else 2 * size
+    if execution.attention == "eager" and execution.recompute == "selective":
+        pass  # the score matrix is what selective recomputation computes again
+    elif execution.attention == "eager":
+        each = 2.5 * size if execution.dropout else size
         kept += each * microbatch * heads * model.seq_len**2 / execution.cp
     else:
         kept += 4 * tokens * heads
     if not execution.fused_norms:
-        kept += UNFUSED_SAVED * tokens * hidden / spread
+        kept += UNFUSED_NORMS * tokens * hidden / spread
+        if tp > 1:
+            kept += UNFUSED_PARALLEL * tokens * hidden / spread
+        if not model.max_positions:
+            kept += UNFUSED_ROTARY * tokens * hidden / tp
+        if model.gated_mlp:
+            kept += size * tokens * _ffn(model.ffn, tp)
     return kept
 
 
@@ -221,7 +235,8 @@ def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: fl
     """Return what the feed-forward part keeps: 2 t f elements (3 t f gated).
 
     With experts every token visits top_k of them, over all ranks as many rows as here; the rows
-    that were routed and their outputs are kept as well (2 top_k t h).
+    that were routed and their outputs are kept as well (2 top_k t h), and two copies of the
+    tokens in their old order (2 t h).
     """
     size = element_bytes(execution.precision)
     columns = 3 if model.gated_mlp else 2
@@ -234,7 +249,7 @@ def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: fl
     expert_tp = execution.expert_tp or tp
     routed = tokens * experts.top_k * expert_tp / tp
     sparse = size * columns * routed * experts.ffn / expert_tp + 2 * size * routed * model.hidden
-    sparse += size * columns * tokens * experts.shared_ffn / tp
+    sparse += size * columns * tokens * experts.shared_ffn / tp + 2 * size * tokens * model.hidden
     return (1 - share) * dense + share * sparse
 
 

@@ -44,6 +44,8 @@ _RESERVE_BYTES = {
     "RTX3090-24GB": 0.7e9,
 }
 _DEFAULT_RESERVE_BYTES = 2.0e9
+# NCCL_BUFFSIZE, 4 MiB by default: a send returns once its part lies in the buffer.
+_TRANSPORT_BUFFER_BYTES = 4.0 * 2**20
 # The backward pass of the loss holds logits, their fp32 softmax and the gradient at once.
 _LOGITS_COPIES = 3.0
 
@@ -98,6 +100,10 @@ class SailorModel:
         send = with_shared_cards(problem, kinds, links).transfer_s(
             sizes[:, None, None], grid[None, :, None], grid[None, None, :]
         )
+        tp = np.array([kind.tp for kind in kinds], dtype=np.int64)
+        # A message is cut into one part a pair of GPUs; parts beyond the transport's buffer wait
+        # for the receiver, and the receiver for them.
+        one_pair = sizes[:, None, None] / np.minimum(tp[:, None], tp[None, :])
         return StageTables(
             kinds=tuple(kinds),
             microbatch=microbatch,
@@ -116,11 +122,12 @@ class SailorModel:
             # The gradient of a stage's input is as large as the output of the unit before it.
             backward_size=np.concatenate((by_unit[:1], by_unit[:-1])),
             send_s=send,
+            blocked_s=np.where(one_pair > _TRANSPORT_BUFFER_BYTES, send, 0.0),
             sync=NodeSharedSync(links, wire),
             gradient_prefix_bytes=wire,
             egress_usd_per_byte=egress_usd_per_byte(problem, kinds),
             usd_per_gpu_hour=usd_per_gpu_hour(problem, kinds),
-            tp=np.array([kind.tp for kind in kinds], dtype=np.int64),
+            tp=tp,
             coupled=False,
             short_pipeline_factor=(0, 2.0),
         )

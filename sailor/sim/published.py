@@ -102,6 +102,7 @@ class PublishedModel:
             # A stage that sends a gradient back is charged for its own first unit's output.
             backward_size=by_unit,
             send_s=send,
+            blocked_s=None,
             sync=PublishedSync(single_pair, parameters),
             gradient_prefix_bytes=parameters * _VALUE_BYTES,
             egress_usd_per_byte=egress_usd_per_byte(problem, kinds),

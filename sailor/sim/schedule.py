@@ -1,7 +1,10 @@
 """Pipeline schedules: the order in which every stage computes, sends and receives.
 
-An order is fixed before the run; when each instruction takes place is the engine's business. With
-C chunks a stage (interleaving) stage i of P holds the virtual stages i, P + i, 2 P + i, ...;
+Most orders are fixed before the run, and only the times are the engine's business. The two
+work-conserving schedules fix a rule instead: a free stage takes what has arrived, forwards first
+or backwards first, and keeps no more microbatches than its window.
+
+With C chunks a stage (interleaving) stage i of P holds the virtual stages i, P + i, 2 P + i, ...;
 activations go from virtual stage v to v + 1, gradients back.
 
 Sources: GPipe (Huang et al. 2019); 1F1B, plain and interleaved (Narayanan et al. 2021, as
@@ -13,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -46,6 +48,7 @@ class Op(IntEnum):
 
 
 NUM_COMPUTE_OPS = 4
+FORWARD_FIRST, BACKWARD_FIRST = "forward_first", "backward_first"
 _POSTED = 2  # from a send to the post of the same tensor
 
 
@@ -70,22 +73,33 @@ class StageOrder:
 
 @dataclass(frozen=True)
 class PipelineOrder:
-    """The orders of all stages of one pipeline."""
+    """The orders of all stages of one pipeline.
+
+    A work-conserving schedule has no `stages` but `windows`: the most microbatches that each
+    stage keeps.
+    """
 
     schedule: str
+    num_stages: int
     num_microbatches: int
     num_chunks: int
     stages: tuple[StageOrder, ...]
-
-    @property
-    def num_stages(self) -> int:
-        """Return the stages (each one worker)."""
-        return len(self.stages)
+    windows: tuple[int, ...] = ()
 
     @property
     def num_virtual_stages(self) -> int:
         """Return stages times chunks."""
         return self.num_stages * self.num_chunks
+
+    @property
+    def prefers_forward(self) -> bool:
+        """Return which of two that wait a work-conserving stage takes."""
+        return self.schedule == FORWARD_FIRST
+
+    @property
+    def splits_backward(self) -> bool:
+        """Return whether input and weight gradients are computed apart."""
+        return self.schedule == "zb_h1"
 
 
 def max_in_flight(order: StageOrder) -> int:
@@ -109,11 +123,10 @@ def pipeline_order(
 ) -> PipelineOrder:
     """Return the orders of a schedule by name (see `SCHEDULES`).
 
-    `num_chunks` goes with "interleaved"; `windows` (the microbatches that each stage may keep)
-    with "forward_first". Raises InputError for a schedule that can't be.
+    `num_chunks` goes with "interleaved"; `windows` (the most microbatches that each stage keeps)
+    with "forward_first" and "backward_first". Raises InputError for a schedule that can't be.
     """
-    build = SCHEDULES.get(schedule)
-    if build is None:
+    if schedule not in SCHEDULES:
         raise UnknownNameError("schedule", schedule, SCHEDULES, where="schedule")
     for what, value in (
         ("num_stages", num_stages),
@@ -127,46 +140,46 @@ def pipeline_order(
             f"schedule {schedule!r} has one chunk a stage, not {num_chunks}",
             where="num_chunks", hint="use schedule: interleaved",
         )  # fmt: skip
-    if (windows is not None) != (schedule == "forward_first"):
-        raise InputError(
-            f"windows go with schedule 'forward_first', which needs them, not with {schedule!r}"
-            if windows is not None
-            else "schedule 'forward_first' needs the number of microbatches each stage may keep",
-            where="windows", hint="give one number a stage",
-        )  # fmt: skip
-    if windows is not None:
-        build = partial(_windowed_stage, windows=_checked(windows, num_stages))
     if schedule == "interleaved" and num_microbatches % num_stages:
         raise InputError(
             f"{num_microbatches} microbatches don't divide by {num_stages} stages",
             where="schedule",
             hint="the interleaved schedule runs groups of as many microbatches as stages",
         )
+    build = SCHEDULES[schedule]
+    _check_windows(windows, schedule, num_stages, needed=build is None)
     return PipelineOrder(
         schedule=schedule,
+        num_stages=num_stages,
         num_microbatches=num_microbatches,
         num_chunks=num_chunks,
-        stages=tuple(
+        stages=()
+        if build is None
+        else tuple(
             build(stage, num_stages, num_microbatches, num_chunks) for stage in range(num_stages)
         ),
+        windows=tuple(windows or ()),
     )
 
 
-def _checked(windows: Sequence[int], num_stages: int) -> tuple[int, ...]:
-    if len(windows) != num_stages:
+def _check_windows(
+    windows: Sequence[int] | None, schedule: str, num_stages: int, *, needed: bool
+) -> None:
+    if windows is None and not needed:
+        return
+    if windows is None or not needed:
         raise InputError(
-            f"{len(windows)} windows for {num_stages} stages",
-            where="windows", hint="give one number a stage",
+            f"schedule {schedule!r} "
+            + ("needs windows" if needed else "has a fixed order and takes no windows"),
+            where="windows",
+            hint="windows say how many microbatches each stage keeps under forward_first or "
+            "backward_first",
+        )
+    if len(windows) != num_stages or min(windows) < 1:
+        raise InputError(
+            f"windows are {list(windows)} for {num_stages} stages",
+            where="windows", hint="give one number of at least 1 a stage",
         )  # fmt: skip
-    for stage, window in enumerate(windows):
-        later = windows[stage + 1] if stage + 1 < num_stages else 1
-        if window < max(1, later):
-            raise InputError(
-                f"stage {stage} may keep {window} microbatches and the next one {later}",
-                where=f"windows[{stage}]",
-                hint="a window is at least 1 and at least the next stage's",
-            )
-    return tuple(windows)
 
 
 def _window_computes(num_microbatches: int, window: int) -> StageOrder:
@@ -193,17 +206,6 @@ def _gpipe(stage: int, num_stages: int, num_microbatches: int, _chunks: int) -> 
 def _one_f_one_b(stage: int, num_stages: int, num_microbatches: int, _chunks: int) -> StageOrder:
     computes = _window_computes(num_microbatches, num_stages - stage)
     return _with_transfers(computes, stage, num_stages)
-
-
-def _windowed_stage(
-    stage: int, num_stages: int, num_microbatches: int, _chunks: int, *, windows: Sequence[int]
-) -> StageOrder:
-    computes = _window_computes(num_microbatches, windows[stage])
-    return _with_transfers(computes, stage, num_stages)
-
-
-def _forward_first(stage: int, num_stages: int, num_microbatches: int, _chunks: int) -> StageOrder:
-    raise InputError("schedule 'forward_first' needs windows", where="windows")
 
 
 def _zb_h1(stage: int, num_stages: int, num_microbatches: int, _chunks: int) -> StageOrder:
@@ -324,13 +326,15 @@ def _deepspeed(stage: int, num_stages: int, num_microbatches: int, _chunks: int)
     return StageOrder(op, whose, np.zeros_like(op))
 
 
-SCHEDULES: Mapping[str, Callable[[int, int, int, int], StageOrder]] = MappingProxyType(
+# None: work-conserving, no fixed order.
+SCHEDULES: Mapping[str, Callable[[int, int, int, int], StageOrder] | None] = MappingProxyType(
     {
         "gpipe": _gpipe,
         "1f1b": _one_f_one_b,
         "1f1b_deepspeed": _deepspeed,
         "interleaved": _interleaved,
         "zb_h1": _zb_h1,
-        "forward_first": _forward_first,
+        FORWARD_FIRST: None,
+        BACKWARD_FIRST: None,
     }
 )

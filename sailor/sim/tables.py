@@ -88,7 +88,8 @@ class StageTables:
 
     `send_s[s, a, b]` is one message of size class s from kind a to kind b; the message that
     leaves a stage whose last unit is u forward has class `forward_size[u]`, the gradient that a
-    stage whose first unit is u sends back has class `backward_size[u]`.
+    stage whose first unit is u sends back has class `backward_size[u]`. A message that the
+    transport doesn't buffer blocks its receiver as long as its sender.
     """
 
     kinds: tuple[WorkerKind, ...]
@@ -103,6 +104,7 @@ class StageTables:
     forward_size: Ints  # [U]
     backward_size: Ints  # [U]
     send_s: Floats  # [S, K, K]
+    blocked_s: Floats | None  # [S, K, K] what a receiver waits for; None: receivers never wait
     sync: GradientSync
     gradient_prefix_bytes: Floats  # [U + 1] whole gradients, what egress is paid for
     egress_usd_per_byte: Floats  # [K, K]

@@ -91,11 +91,18 @@ class StageProgramme:
         self.compute = prefix[:, stop] - prefix[:, self.start]
         self.block_bytes_class = int(tables.forward_size[min(1, units - 1)])
         grid = np.arange(self.cell.search.num_kinds)
-        self.self_send = tables.send_s[self.block_bytes_class, grid, grid]
+        own = tables.send_s[self.block_bytes_class, grid, grid]
+        blocked = (
+            0.0
+            if tables.blocked_s is None
+            else tables.blocked_s[self.block_bytes_class, grid, grid]
+        )
+        # An inner stage between two of its kind: it sends both ways, and may wait for both.
+        self.transfers_s = 2.0 * (own + blocked)
 
     def attainable(self, low: float, high: float, most: int) -> Floats:
         """Return up to `most` stage times in [low, high] that some kind and size has."""
-        found = [self.compute[kind][self.legal] + 2.0 * self.self_send[kind] for kind in self.kinds]
+        found = [self.compute[kind][self.legal] + self.transfers_s[kind] for kind in self.kinds]
         times = np.unique(np.round(np.concatenate(found), 9)) if found else np.zeros(0)
         times = times[(times >= low) & (times <= high)]
         if len(times) > most:
@@ -175,7 +182,7 @@ class StageProgramme:
             before = _along(best, axis, slice(0, self.room[pool] + 1 - tp))
             if not np.isfinite(before).any():
                 continue
-            seconds = self.compute[kind][:, :longest] + 2.0 * self.self_send[kind]
+            seconds = self.compute[kind][:, :longest] + self.transfers_s[kind]
             allowed = self._allowed(kind, from_end, longest)
             if sizes is not None:
                 lengths = np.arange(1, longest + 1)

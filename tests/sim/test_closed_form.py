@@ -72,6 +72,11 @@ class ByHand:
             self.footprints[1].unit(self.arch.unit_kind(unit)).output_bytes * size
         )
 
+    def blocked_s(self, src: WorkerKind, dst: WorkerKind, unit: int, size: int) -> float:
+        message = self.footprints[1].unit(self.arch.unit_kind(unit)).output_bytes * size
+        part = message / min(src.tp, dst.tp)
+        return self.send_s(src, dst, unit, size) if part > 4 * 2**20 else 0.0
+
     def params(self, tp: int, start: int, stop: int) -> int:
         return sum(
             self.footprints[tp].unit(self.arch.unit_kind(unit)).params
@@ -87,7 +92,14 @@ class ByHand:
                 onward = self.send_s(here, column.kinds[i + 1], cuts[i + 1] - 1, size)
             if i > 0:
                 back = self.send_s(here, column.kinds[i - 1], cuts[i] - 1, size)
-            stage_s.append(busy + onward * (2 if i == 0 else 1) + back * (2 if i == last else 1))
+            waits = 0.0
+            if 0 < i < last:
+                # An inner stage stands still while a message beyond the buffer comes in.
+                waits += self.blocked_s(column.kinds[i - 1], here, cuts[i] - 1, size)
+                waits += self.blocked_s(column.kinds[i + 1], here, cuts[i + 1] - 1, size)
+            stage_s.append(
+                waits + busy + onward * (2 if i == 0 else 1) + back * (2 if i == last else 1)
+            )
         return sum(stage_s) + (column.num_microbatches - 1) * max(stage_s)
 
     def sync_s(self, start: int, stop: int, ring: Sequence[WorkerKind]) -> float:
