@@ -50,14 +50,15 @@ class WorkerMemory(Record):
     activations_bytes: int
     transient_bytes: int
     reserve_bytes: int
-    total_bytes: int
+    total_bytes: int  # the best estimate: the sum of the parts
+    bound_bytes: int  # the upper bound, which the verdict uses
     capacity_bytes: int
     in_flight: int  # microbatches whose activations are kept at the peak
 
     @property
     def headroom_bytes(self) -> int:
-        """Return what is left; negative when it doesn't fit."""
-        return self.capacity_bytes - self.total_bytes
+        """Return what the upper bound leaves; negative when the plan may not fit."""
+        return self.capacity_bytes - self.bound_bytes
 
 
 class CostTerm(Record):

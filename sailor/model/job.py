@@ -36,6 +36,7 @@ class Training(Record):
     global_batch: int = Field(ge=1, le=100_000_000)
     precision: Precision = "bf16"
     optimizer: Literal["adam", "sgd"] = "adam"
+    zero: Literal[0, 1] = 0  # 1: replicas share out optimizer states (distributed optimizer)
 
 
 class BatchTolerance(Record):

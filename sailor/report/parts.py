@@ -104,8 +104,8 @@ def stage_section(plan: Plan, estimate: Estimate) -> str:
         "p2p s",
         "sync s",
         "peak/GiB",
+        "bound",
         "of",
-        "%",
     )
     left = "rllr" + ("" if len(zones) == 1 else "l")
     return section("Stages (seconds of one microbatch)", table(headings, rows, left=left))
@@ -135,9 +135,8 @@ def _fullest(
     ]
     if not mine:
         return ("", "", "")
-    worker = max(mine, key=lambda found: found.total_bytes)
-    percent = f"{100 * worker.total_bytes / worker.capacity_bytes:.0f}"
-    return gib(worker.total_bytes), gib(worker.capacity_bytes), percent
+    worker = max(mine, key=lambda found: found.bound_bytes)
+    return gib(worker.total_bytes), gib(worker.bound_bytes), gib(worker.capacity_bytes)
 
 
 def time_section(estimate: Estimate) -> str:
@@ -179,6 +178,7 @@ _MEMORY_PARTS = (
     ("trans", "transient_bytes"),
     ("resv", "reserve_bytes"),
     ("total", "total_bytes"),
+    ("bound", "bound_bytes"),
     ("of", "capacity_bytes"),
 )
 

@@ -16,10 +16,10 @@ def plan_violations(problem: Problem, plan: Plan, estimate: Estimate) -> list[st
     """Return what makes the plan impossible on this pool, one sentence each."""
     found = capacity_violations(problem, estimate.nodes)
     for worker in estimate.memory:
-        need = worker.total_bytes + problem.constraints.memory_headroom
+        need = worker.bound_bytes + problem.constraints.memory_headroom
         if need > worker.capacity_bytes:
             found.append(
-                f"stage {worker.stage}: {need / GIB:.1f} GiB don't fit on {worker.gpu} "
+                f"stage {worker.stage}: up to {need / GIB:.1f} GiB don't fit on {worker.gpu} "
                 f"({worker.capacity_bytes / GIB:.1f} GiB) at tp {worker.tp}"
             )
     for index, stage in enumerate(plan.stages):

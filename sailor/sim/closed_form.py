@@ -167,7 +167,8 @@ def memory_fits(
     num_stages = batch.kinds.shape[1]
     from_end = np.arange(num_stages, 0, -1)[None, :, None]
     in_flight = tables.memory.in_flight(from_end, batch.num_microbatches[:, None, :])
-    need = tables.memory.total_bytes(batch.kinds, start, stop, in_flight, num_stages)
+    dp = np.maximum(batch.dp, 1)[:, None, None]
+    need = tables.memory.bound_bytes(batch.kinds, start, stop, in_flight, num_stages, dp)
     room = tables.memory.capacity_bytes[batch.kinds] - headroom_bytes
     ok = (need <= room) | (batch.width[:, None, :] == 0)
     fits: NDArray[np.bool_] = ok.all(axis=(1, 2))

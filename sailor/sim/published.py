@@ -20,7 +20,7 @@ from sailor.sim.kinds import WorkerKind
 from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table
 from sailor.sim.prices import usd_per_gpu_hour
 from sailor.sim.profiles import ProfileIndex
-from sailor.sim.tables import MemoryTables, StageTables
+from sailor.sim.tables import MemoryMargin, MemoryTables, StageTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -142,5 +142,7 @@ class PublishedModel:
                 [problem.gpu(kind.gpu).marketed_gib * 2.0**30 for kind in kinds]
             ),
             state_prefix_bytes=per_parameter * parameters,
+            sharded_prefix_bytes=np.zeros_like(parameters),
             in_flight_capped=False,
+            margin=MemoryMargin(states=0.0, moving=0.0, fixed_bytes=none),
         )

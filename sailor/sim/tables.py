@@ -35,6 +35,18 @@ class GradientSync(Protocol):
 
 
 @dataclass(frozen=True)
+class MemoryMargin:
+    """What an estimate may be short of: shares of states and of moving parts, and fixed bytes.
+
+    The verdict on memory uses the estimate plus this margin, so that a plan said to fit does fit.
+    """
+
+    states: float
+    moving: float
+    fixed_bytes: Floats  # [K]
+
+
+@dataclass(frozen=True)
 class MemoryTables:
     """Bytes of one worker, by part. Prefix arrays are [K, U + 1] over units.
 
@@ -54,7 +66,9 @@ class MemoryTables:
     reserve_bytes: Floats  # [K]
     capacity_bytes: Floats  # [K]
     state_prefix_bytes: Floats  # the sum of the first four
+    sharded_prefix_bytes: Floats  # the part of them that the replicas of a stage share out
     in_flight_capped: bool  # at most as many microbatches in flight as there are
+    margin: MemoryMargin
 
     def in_flight(self, from_end: Ints | int, num_microbatches: Ints | int) -> Ints:
         """Return the microbatches kept by the stage that is `from_end` from the end (last: 1)."""
@@ -63,23 +77,60 @@ class MemoryTables:
         return np.asarray(from_end)
 
     def total_bytes(
-        self, kind: Ints, start: Ints, stop: Ints, in_flight: Ints, num_stages: int
+        self,
+        kind: Ints,
+        start: Ints,
+        stop: Ints,
+        in_flight: Ints,
+        num_stages: int,
+        dp: Ints | int = 1,
     ) -> Floats:
-        """Return the bytes of a worker of `kind` that holds units [start, stop)."""
+        """Return the best estimate of a worker of `kind` that holds units [start, stop).
+
+        `dp` replicas share out what an optimizer shards; 1 is the most that a worker can hold.
+        """
+        state, moving = self._states_and_moving(kind, start, stop, in_flight, dp)
+        boundary = self.boundary_bytes[kind] if num_stages > 1 else 0.0
+        total: Floats = state + moving + boundary + self.reserve_bytes[kind]
+        return total
+
+    def bound_bytes(
+        self,
+        kind: Ints,
+        start: Ints,
+        stop: Ints,
+        in_flight: Ints,
+        num_stages: int,
+        dp: Ints | int = 1,
+    ) -> Floats:
+        """Return the upper bound that the verdict uses: the estimate plus its margin."""
+        state, moving = self._states_and_moving(kind, start, stop, in_flight, dp)
+        boundary = self.boundary_bytes[kind] if num_stages > 1 else 0.0
+        margin = self.margin
+        bound: Floats = (
+            (1.0 + margin.states) * state
+            + (1.0 + margin.moving) * moving
+            + boundary
+            + self.reserve_bytes[kind]
+            + margin.fixed_bytes[kind]
+        )
+        return bound
+
+    def _states_and_moving(
+        self, kind: Ints, start: Ints, stop: Ints, in_flight: Ints, dp: Ints | int
+    ) -> tuple[Floats, Floats]:
         num_units = self.state_prefix_bytes.shape[1] - 1
         transient = np.maximum(
             np.where((start < num_units - 1) & (stop > 1), self.block_transient_bytes[kind], 0.0),
             np.where(stop == num_units, self.head_transient_bytes[kind], 0.0),
         )
-        boundary = self.boundary_bytes[kind] if num_stages > 1 else 0.0
         state = self.state_prefix_bytes[kind, stop] - self.state_prefix_bytes[kind, start]
+        sharded = self.sharded_prefix_bytes[kind, stop] - self.sharded_prefix_bytes[kind, start]
+        state = state - sharded * (1.0 - 1.0 / np.asarray(dp))
         activations = (
             self.activations_prefix_bytes[kind, stop] - self.activations_prefix_bytes[kind, start]
         )
-        total: Floats = (
-            state + in_flight * activations + transient + boundary + self.reserve_bytes[kind]
-        )
-        return total
+        return state, in_flight * activations + transient
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ def worker_memory(
     """Return one entry for every stage and group of like replicas; `tables` by microbatch."""
     index = {kind: number for number, kind in enumerate(kinds)}
     num_stages = len(cuts) - 1
+    dp = sum(column.width for column in columns)
     found: list[WorkerMemory] = []
     for stage in range(num_stages):
         groups: dict[tuple[int, int, int], list[int]] = {}
@@ -33,7 +34,7 @@ def worker_memory(
             position += column.width
         for (kind, microbatch, in_flight), replicas in groups.items():
             found.append(
-                _one_worker(tables[microbatch], kind, stage, cuts, tuple(replicas), in_flight)
+                _one_worker(tables[microbatch], kind, stage, cuts, tuple(replicas), in_flight, dp)
             )
     return tuple(found)
 
@@ -45,6 +46,7 @@ def _one_worker(
     cuts: Sequence[int],
     replicas: tuple[int, ...],
     in_flight: int,
+    dp: int,
 ) -> WorkerMemory:
     memory = tables.memory
     start, stop = cuts[stage], cuts[stage + 1]
@@ -52,18 +54,17 @@ def _one_worker(
     def part(prefix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
         return round(float(prefix[kind, stop] - prefix[kind, start]))
 
-    total = float(
-        memory.total_bytes(
-            np.asarray(kind),
-            np.asarray(start),
-            np.asarray(stop),
-            np.asarray(in_flight),
-            len(cuts) - 1,
-        )
+    where = (np.asarray(kind), np.asarray(start), np.asarray(stop), np.asarray(in_flight))
+    total = float(memory.total_bytes(*where, len(cuts) - 1, dp))
+    bound = float(memory.bound_bytes(*where, len(cuts) - 1, dp))
+    not_shared = 1.0 - 1.0 / dp
+    sharded = round(
+        float(memory.sharded_prefix_bytes[kind, stop] - memory.sharded_prefix_bytes[kind, start])
+        * not_shared
     )
     parameters = part(memory.parameters_prefix_bytes)
     gradients = part(memory.gradients_prefix_bytes)
-    optimizer = part(memory.optimizer_prefix_bytes)
+    optimizer = part(memory.optimizer_prefix_bytes) - sharded
     communication = part(memory.communication_prefix_bytes)
     activations = round(
         in_flight
@@ -88,6 +89,7 @@ def _one_worker(
         transient_bytes=max(0, round(total) - named),
         reserve_bytes=reserve,
         total_bytes=round(total),
+        bound_bytes=round(bound),
         capacity_bytes=round(float(memory.capacity_bytes[kind])),
         in_flight=in_flight,
     )

@@ -15,6 +15,9 @@ from sailor.solve.pools import Pool, pools_of, slots_of
 
 GIB = 2.0**30
 
+# An optimizer's shards get smaller with every replica; beyond this they are nothing.
+_MOST_REPLICAS = 10**9
+
 _LIMITS = (
     "max_usd_per_iteration",
     "min_iterations_per_s",
@@ -80,8 +83,13 @@ def _no_unit_fits(
     start = np.arange(units)
     alone = np.stack(
         [
-            memory.total_bytes(
-                np.full(units, number), start, start + 1, np.ones(units, dtype=np.int64), units
+            memory.bound_bytes(
+                np.full(units, number),
+                start,
+                start + 1,
+                np.ones(units, dtype=np.int64),
+                units,
+                _MOST_REPLICAS,
             )
             for number in range(len(kinds))
         ]
@@ -106,7 +114,9 @@ def _too_few(
     """Return a sentence when all GPUs of the pool together can't hold the model once."""
     units = problem.arch.num_units
     tp = np.array([kind.tp for kind in kinds])
-    least = float((memory.state_prefix_bytes[:, units] * tp).min())
+    # Each replica holds its own states but for what the optimizer shards among all of them.
+    own = memory.state_prefix_bytes[:, units] - memory.sharded_prefix_bytes[:, units]
+    least = float((own * tp).min() + (memory.sharded_prefix_bytes[:, units] * tp).min())
     usable = memory.capacity_bytes - memory.reserve_bytes
     total = sum(
         pool.num_gpus * max(float(usable[n]) for n, k in enumerate(kinds) if k.gpu == pool.gpu)

@@ -156,7 +156,9 @@ class StageProgramme:
         stop = self.stop[:, :longest]
         start = np.broadcast_to(self.start, stop.shape)
         in_flight = memory.in_flight(from_end, self.cell.num_microbatches)
-        need = memory.total_bytes(np.full(stop.shape, kind), start, stop, in_flight, 2)
+        need = memory.bound_bytes(
+            np.full(stop.shape, kind), start, stop, in_flight, 2, self.cell.dp
+        )
         fits: NDArray[np.bool_] = (need <= memory.capacity_bytes[kind]) & self.legal[:, :longest]
         return fits
 

@@ -40,8 +40,8 @@ def worker(stage: int, replicas: tuple[int, ...], gpu: str, tp: int, total: int)
     return WorkerMemory(
         stage=stage, replicas=replicas, gpu=gpu, tp=tp, parameters_bytes=GIB, gradients_bytes=GIB,
         optimizer_bytes=2 * GIB, communication_bytes=0, activations_bytes=total - 5 * GIB,
-        transient_bytes=0, reserve_bytes=GIB, total_bytes=total, capacity_bytes=40 * GIB,
-        in_flight=2 - stage,
+        transient_bytes=0, reserve_bytes=GIB, total_bytes=total, bound_bytes=total + GIB,
+        capacity_bytes=40 * GIB, in_flight=2 - stage,
     )  # fmt: skip
 
 
@@ -127,10 +127,10 @@ Rent
   [1] {SOURCE}
 
 Stages (seconds of one microbatch)
-  stage  units        replicas  tp  zone  compute s    p2p s  sync s  peak/GiB     of   %
-      0  emb + 1..2   2 x A100   2  z-1      0.2500  0.06250  0.2000     10.00  40.00  25
-                      1 x V100   4  z-2                                  30.00  40.00  75
-      1  3..4 + head  3 x A100   1  z-1      0.1250        0  0.1000     20.00  40.00  50
+  stage  units        replicas  tp  zone  compute s    p2p s  sync s  peak/GiB  bound     of
+      0  emb + 1..2   2 x A100   2  z-1      0.2500  0.06250  0.2000     10.00  11.00  40.00
+                      1 x V100   4  z-2                                  30.00  31.00  40.00
+      1  3..4 + head  3 x A100   1  z-1      0.1250        0  0.1000     20.00  21.00  40.00
 
 Time of one iteration                        Cost of one iteration
   part                       s                 term                        USD
@@ -153,10 +153,10 @@ Rules of the search
 
 
 MEMORY = """
-stage replicas tp kept params grads optim comm activ trans resv total of
-0     2 x A100 2  2    1.00   1.00  2.00  0.00 5.00  0.00  1.00 10.00 40.00
-0     1 x V100 4  2    1.00   1.00  2.00  0.00 25.00 0.00  1.00 30.00 40.00
-1     3 x A100 1  1    1.00   1.00  2.00  0.00 15.00 0.00  1.00 20.00 40.00
+stage replicas tp kept params grads optim comm activ trans resv total bound of
+0     2 x A100 2  2    1.00   1.00  2.00  0.00 5.00  0.00  1.00 10.00 11.00 40.00
+0     1 x V100 4  2    1.00   1.00  2.00  0.00 25.00 0.00  1.00 30.00 31.00 40.00
+1     3 x A100 1  1    1.00   1.00  2.00  0.00 15.00 0.00  1.00 20.00 21.00 40.00
 """
 
 

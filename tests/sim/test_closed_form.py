@@ -170,7 +170,8 @@ def test_the_estimate_is_the_plain_equations(
     for worker in found.memory:
         named = worker.model_dump(include=PARTS)
         assert sum(named.values()) == pytest.approx(worker.total_bytes, abs=4)
-        assert worker.headroom_bytes == worker.capacity_bytes - worker.total_bytes
+        assert worker.headroom_bytes == worker.capacity_bytes - worker.bound_bytes
+        assert worker.bound_bytes > worker.total_bytes
         deepest = len(cuts) - 1 - worker.stage
         assert 1 <= worker.in_flight <= deepest
 

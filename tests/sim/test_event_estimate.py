@@ -254,6 +254,20 @@ def test_all_ranks_of_a_node_share_its_links_in_the_all_reduce() -> None:
     assert four.allreduce_s == pytest.approx(6 * (15.6e6 / 4 / 1e9 + 1e-3))
 
 
+def test_the_ring_closes() -> None:
+    """fast, fast, slow: the hop from the last back to the first counts as well."""
+    ring = plan((6, [("fast-4", 2), ("fast-4", 2), ("slow-2", 2)]))
+    even = event_time(problem(), ring, platforms=both())
+    back = Link(
+        src="z", dst="z", src_gpu="slow", dst_gpu="fast", latency_s=1e-3, bandwidth=1e8,
+        source="test",
+    )  # fmt: skip
+    slow = event_time(problem(links=(*problem().links, back)), ring, platforms=both())
+    # 1.95 M parameters a rank: 15.6 MB a node, a third of it four times, over half of 0.1 GB/s.
+    assert slow.allreduce_s == pytest.approx(4 * (15.6e6 / 3 / 0.5e8 + 1e-3))
+    assert even.allreduce_s < slow.allreduce_s / 5
+
+
 def test_the_curve_is_read_at_the_message_of_one_pair() -> None:
     """Bandwidth that grows with the size: 1 GB/s at 1 MB, 1 more for every doubling."""
     curve = BandwidthCurve(coefficients=(0, 1.0, 1.0), min_bytes=1e6, peak_bytes_per_s=1e11)

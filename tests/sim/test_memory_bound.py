@@ -1,0 +1,90 @@
+"""The bound on memory, optimizer sharding, and what a broken term would change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sailor.api import build_problem
+from sailor.model.hardware import Market
+from sailor.model.problem import Problem
+from sailor.sim.columns import Column, plan_of
+from sailor.sim.estimate import estimate
+from sailor.sim.kinds import WorkerKind
+
+ROOT = Path(__file__).resolve().parents[2]
+A100 = WorkerKind("A100-40GB", "us-central1-a", Market.ON_DEMAND, "a2-highgpu-2g", 2)
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return build_problem(ROOT / "examples" / "jobs" / "opt-350m-a100-v100.yaml")
+
+
+def test_every_part_of_a_worker_by_hand(problem: Problem) -> None:
+    """OPT-350M, two stages at tp 2, microbatch 4: the artifact's counts, fp32, Adam."""
+    columns = [Column((A100, A100), 4, 4, 64)]
+    first, last = estimate(problem, plan_of("opt-350m", (0, 13, 26), columns, 1024)).memory
+    embedding, block, head = 27918336, 6301184, 25823232
+    kept_block, kept_embedding, kept_head = 48238592, 2101760, 105913088
+    params = embedding + 12 * block
+    assert first.parameters_bytes == 4 * params
+    assert first.gradients_bytes == 4 * params
+    assert first.optimizer_bytes == 8 * params
+    boundary = 4 * 4 * 2097152  # one microbatch of the tensor between the stages
+    assert first.communication_bytes == 4 * params + boundary
+    assert first.in_flight == 2
+    assert first.activations_bytes == 2 * 4 * 4 * (kept_embedding + 12 * kept_block)
+    assert first.transient_bytes == 0
+    assert first.reserve_bytes == 3_000_000_000
+    assert last.in_flight == 1
+    assert last.parameters_bytes == 4 * (head + 12 * block)
+    assert last.activations_bytes == 4 * 4 * (kept_head + 12 * kept_block)
+    assert last.transient_bytes == 3 * 4 * 4 * 51642369  # three copies of a rank's logits
+    for worker in (first, last):
+        states = worker.parameters_bytes + worker.gradients_bytes + worker.optimizer_bytes
+        states += 4 * (worker.parameters_bytes // 4)
+        moving = worker.activations_bytes + worker.transient_bytes
+        margin = 0.05 * (states + moving) + 0.8e9 + 1e9
+        assert worker.bound_bytes == pytest.approx(worker.total_bytes + margin, rel=1e-6)
+
+
+def test_in_flight_is_capped_by_the_microbatches(problem: Problem) -> None:
+    columns = [Column((A100,) * 4, 1, 1, 2)]
+    found = estimate(problem, plan_of("opt-350m", (0, 7, 13, 20, 26), columns, 2))
+    assert [worker.in_flight for worker in found.memory] == [2, 2, 2, 1]
+
+
+def test_sharded_optimizer_states_shrink_with_the_replicas(problem: Problem) -> None:
+    """ZeRO-1: of 8 B a parameter each of 4 replicas keeps 2; nothing else changes."""
+    zero = problem.model_copy(update={"training": problem.training.model_copy(update={"zero": 1})})
+    columns = [Column((A100,), 4, 1, 8)]
+    plan = plan_of("opt-350m", (0, 26), columns, 32)
+    (whole,), (shared,) = estimate(problem, plan).memory, estimate(zero, plan).memory
+    assert shared.optimizer_bytes == pytest.approx(whole.optimizer_bytes / 4, abs=2)
+    saved = whole.optimizer_bytes - shared.optimizer_bytes
+    assert whole.total_bytes - shared.total_bytes == pytest.approx(saved, abs=4)
+    alone = plan_of("opt-350m", (0, 26), [Column((A100,), 1, 1, 8)], 8)
+    assert estimate(zero, alone).memory == estimate(problem, alone).memory
+
+
+def test_the_verdict_is_the_bounds(problem: Problem) -> None:
+    """A worker whose estimate fits and whose bound does not is refused."""
+    columns = [Column((A100, A100), 4, 4, 64)]
+    plan = plan_of("opt-350m", (0, 13, 26), columns, 1024)
+    first = estimate(problem, plan).memory[0]
+    between = (first.total_bytes + first.bound_bytes) // 2
+    tight = problem.model_copy(
+        update={
+            "gpus": tuple(
+                gpu.model_copy(update={"memory_bytes": between}) if gpu.name == A100.gpu else gpu
+                for gpu in problem.gpus
+            )
+        }
+    )
+    found = estimate(tight, plan)
+    assert found.memory[0].total_bytes < between
+    assert not found.fits
+    assert any("stage 0: up to" in text for text in found.violations)
