@@ -28,7 +28,7 @@ from sailor.solve.rules import H4, H6, RULES, active_rules
 from sailor.solve.search import Budget
 from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
 
-_MAX_STAGES = 24
+MAX_STAGES = 24
 _CEILINGS = 8
 _SEEDS_PER_CELL = 24
 _PROBES_PER_CELL = 6
@@ -42,7 +42,7 @@ _PROMISING = 1.35
 
 
 @dataclass
-class _Found:
+class Found:
     """The best sketches of one scope, over all cells."""
 
     pools: tuple[Pool, ...]
@@ -76,12 +76,12 @@ class DynamicPlanner:
         """Return the best plan found; see the module."""
         rules = active_rules(limits.disabled_rules)
         budget = Budget(limits.wall_s, should_stop)
-        scopes = _scopes(problem, rules)
+        chosen = scopes(problem, rules)
         evaluations = 0
         finished: list[tuple[float, Plan]] = []
-        for pools, ring_usd_per_byte in scopes:
+        for pools, ring_usd_per_byte in chosen:
             scorer = Scorer(problem, ring_usd_per_byte)
-            search = _Search(problem, pools, rules, scorer, budget, on_progress)
+            search = Search(problem, pools, rules, scorer, budget, on_progress)
             search.run()
             done = finish(problem, search.found.best, pools)
             if done is not None:
@@ -107,7 +107,7 @@ class DynamicPlanner:
         )
 
 
-def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
+def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
     """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
 
     All pools together, and where money counts each zone alone: a plan inside one zone pays no
@@ -134,7 +134,7 @@ def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, .
             if problem.zone(a).region == problem.zone(b).region
         ]
         crossing = sum(ring)
-    scopes = [(together, crossing)]
+    found = [(together, crossing)]
     seen: set[tuple[object, ...]] = set()
     for zone in zones:
         alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
@@ -142,8 +142,8 @@ def _scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, .
         key = tuple((pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone)
         if key not in seen:
             seen.add(key)
-            scopes.append((alone, 0.0))
-    return scopes
+            found.append((alone, 0.0))
+    return found
 
 
 def _price(problem: Problem, pool: Pool) -> float:
@@ -155,7 +155,7 @@ def _price(problem: Problem, pool: Pool) -> float:
     )
 
 
-class _Search:
+class Search:
     """One scope: all cells of one set of pools."""
 
     def __init__(
@@ -169,10 +169,10 @@ class _Search:
     ) -> None:
         self.problem, self.pools, self.rules = problem, pools, rules
         self.scorer, self.budget, self.on_progress = scorer, budget, on_progress
-        self.found = _Found(pools)
+        self.found = Found(pools)
         space, limits = problem.search_space, problem.constraints
         self.mixed = space.mixed_types_in_stage
-        caps = [_MAX_STAGES, problem.arch.num_units]
+        caps = [MAX_STAGES, problem.arch.num_units]
         caps += [cap for cap in (limits.pp, space.max_pp) if cap is not None]
         self.stage_rules = StageRules(
             max_stages=min(caps),

@@ -1,12 +1,11 @@
-"""Layer times from data sheets: a roofline with efficiencies fitted to published training runs.
+"""Layer times from data sheets: operations by shape, with shares fitted to published runs.
 
-A matrix product takes 2 m n (k + k0) operations at a share of the peak rate, or its bytes at a
-share of the memory bandwidth, whichever is longer; element-wise work takes its bytes; fused
-attention a share of the peak that grows with the sequence. Tensor-parallel all-reduces are rings
-over the bandwidth inside a node and nothing hides them. The launches of a block's kernels take the
-host a fixed time: the block takes (device^4 + host^4)^(1/4). The constants were fitted together to
-public iteration times of Megatron-like frameworks on A100 (2021 to 2023), those marked H100 to
-H100 runs. Tile shapes, wave quantisation and odd dimensions are not modelled.
+The times are those of `sailor.sim.ops`: matrix products by tiles and waves, element-wise work by
+its bytes, fused attention at a share of the peak that grows with the sequence. Tensor-parallel
+all-reduces are rings over the bandwidth inside a node and nothing hides them. The launches of a
+block's kernels take the host a fixed time: the block takes (device^4 + host^4)^(1/4). Constants by
+GPU type and framework, and their sources, stand in `sailor.sim.device` and `frameworks`; how far
+the times are from measurements stands in docs/validation.md.
 """
 
 from __future__ import annotations
@@ -19,41 +18,21 @@ from dataclasses import dataclass
 from sailor.interfaces import SourceContext
 from sailor.model.arch import ModelSpec, UnitKind
 from sailor.model.catalog import Catalog
-from sailor.model.hardware import GpuType
-from sailor.model.job import Precision, Training
+from sailor.model.execution import Execution
+from sailor.model.job import Training
 from sailor.model.profile import LayerFootprint, LayerProfile, Provenance, UnitTime
-from sailor.sim.layers import PassWork, backward_work, element_bytes, forward_work, unit_bytes
+from sailor.sim.clusters import DEFAULT_CLUSTER
+from sailor.sim.collectives import Wires, allreduce_s, group_of
+from sailor.sim.frameworks import FrameworkTimes, framework_times
+from sailor.sim.layers import PassWork, unit_bytes, unit_work
+from sailor.sim.ops import Device
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 
-
-@dataclass(frozen=True)
-class _Efficiency:
-    """Shares of the data sheet's rates, and the runs they were fitted to."""
-
-    gemm: float
-    memory: float
-    attention: float
-    attention_half_tokens: float  # sequence length at which attention reaches half of its share
-    fitted_to: str
-
-
-_A100 = _Efficiency(0.762, 0.801, 0.300, 400, "A100")
-_H100 = _Efficiency(0.74, 0.92, 0.18, 340, "H100")
-_BY_PREFIX = (("H100", _H100), ("H200", _H100), ("GH200", _H100))
-
-_GEMM_RAMP_K = 80.0  # k0: reduction length that a product pays for filling its pipeline
-_KERNEL_S = 4e-6  # gap from one kernel to the next
-_BLOCK_LAUNCH_S = 1.31e-3  # host time of a block's forward pass; backward 1.2 times
-_BLOCK_LAUNCH_TP_S = 0.1e-3  # more for each doubling of tp
-_BACKWARD_LAUNCH = 1.2
-_ALLREDUCE_SHARE = 0.7  # of one-way intra-node bandwidth
-_ALLREDUCE_STEP_S = 15e-6  # for each doubling of tp
-_OPTIMIZER_BLOCK_S = 0.2e-3  # launches of the optimizer, each block
-# Bytes a parameter that an optimizer step moves. fp32 Adam: reads parameter, gradient and two
-# moments, writes all but the gradient. Mixed precision: fitted, with unscaling, clipping and the
-# 16-bit copy. Plain SGD moves no moments (16 bytes less).
-_ADAM_BYTES = {"fp32": 28.0, "fp16": 48.0, "bf16": 48.0}
+# Bytes a parameter that an optimizer step moves in fp32: Adam reads parameter, gradient and two
+# moments and writes all but the gradient; plain SGD moves no moments (16 bytes less). In mixed
+# precision the framework's fitted figure counts.
+_FP32_ADAM_BYTES = 28.0
 _MOMENT_BYTES = 16.0
 
 
@@ -85,16 +64,15 @@ class AnalyticProfiles:
         """Return the estimate, or None: a precision the GPU lacks, or a tp that can't be."""
         if not _answers(model, training, gpu, tp, context.catalog):
             return None
-        gpu_type = context.catalog.gpu(gpu)
-        machine = _Machine(gpu_type, training.precision, tp, _peer_bandwidth(gpu, tp, context))
+        machine = _Machine.of(training, gpu, tp, context)
 
         def time(kind: UnitKind) -> UnitTime:
-            shape = (model, kind, tp, microbatch, training.precision)
-            in_block = kind in ("first_block", "block")
+            forward, backward = unit_work(model, machine.execution, kind, tp, microbatch)
+            launch = machine.launch_s() if kind in ("first_block", "block") else 0.0
             return UnitTime(
-                forward_s=machine.pass_s(forward_work(*shape), 1.0 if in_block else 0.0),
+                forward_s=machine.pass_s(forward, launch, backward=False),
                 backward_s=machine.pass_s(
-                    backward_work(*shape), _BACKWARD_LAUNCH if in_block else 0.0
+                    backward, launch * machine.times.launch_back, backward=True
                 ),
             )
 
@@ -144,54 +122,59 @@ class AnalyticProfiles:
 class _Machine:
     """`tp` GPUs of a type in one node, at one precision."""
 
-    gpu: GpuType
-    precision: Precision
+    device: Device
+    execution: Execution
+    times: FrameworkTimes
     tp: int
     peer_bandwidth: float  # bytes/s, one GPU to its peers, one direction; inf at tp 1
 
-    @property
-    def efficiency(self) -> _Efficiency:
-        return next((e for start, e in _BY_PREFIX if self.gpu.name.startswith(start)), _A100)
+    @classmethod
+    def of(cls, training: Training, gpu: str, tp: int, context: SourceContext) -> _Machine:
+        gpu_type = context.catalog.gpu(gpu)
+        execution = Execution(
+            precision=training.precision,
+            optimizer=training.optimizer,
+            # Fused kernels need a type with bf16.
+            attention="flash" if gpu_type.bf16 else "eager",
+            dropout=True,
+        )
+        device = Device.of(gpu_type, training.precision)
+        times = framework_times(execution.framework)
+        return cls(device, execution, times, tp, _peer_bandwidth(gpu, tp, context))
 
-    def pass_s(self, work: PassWork, launches: float) -> float:
-        """Return the seconds of a pass; `launches` counts a block's forward launch time."""
-        share, peak = self.efficiency, self.gpu.flop_per_s(self.precision)
-        memory = self.gpu.memory_bandwidth * share.memory
-        size = element_bytes(self.precision)
-        device = work.elementwise_bytes / memory + work.num_kernels * _KERNEL_S
-        for gemm in work.gemms:
-            compute = gemm.flop * (1 + _GEMM_RAMP_K / gemm.k) / (peak * share.gemm)
-            device += max(compute, gemm.bytes_moved(size) / memory) + _KERNEL_S
-        if work.attention_flop:
-            ramp = work.seq_len / (work.seq_len + share.attention_half_tokens)
-            device += work.attention_flop / (peak * share.attention * ramp)
-        device += work.num_allreduces * self.allreduce_s(work.allreduce_bytes)
-        host = launches * (_BLOCK_LAUNCH_S + _BLOCK_LAUNCH_TP_S * math.log2(self.tp))
-        return float((device**4 + host**4) ** 0.25)
+    def launch_s(self) -> float:
+        """Return the host's seconds to launch a block's forward pass."""
+        seconds = self.times.launch_s + self.times.launch_tp_s * math.log2(self.tp)
+        return seconds * self.device.facts.host_factor
 
-    def allreduce_s(self, message_bytes: float) -> float:
-        """Return the seconds of a ring over the tp GPUs: 2 (n - 1) / n of the message."""
-        if self.tp == 1:
-            return 0.0
-        share = 2 * (self.tp - 1) / self.tp
-        seconds = share * message_bytes / (self.peer_bandwidth * _ALLREDUCE_SHARE)
-        return seconds + _ALLREDUCE_STEP_S * math.log2(self.tp)
+    def pass_s(self, work: PassWork, launch_s: float, *, backward: bool) -> float:
+        """Return the seconds of a pass, with its all-reduces and the host's launches."""
+        device = self.device.pass_s(work, backward=backward)
+        if self.tp > 1:
+            link = self.peer_bandwidth * DEFAULT_CLUSTER.link_share
+            wires = Wires(link, math.inf, DEFAULT_CLUSTER.link_step_s)
+            group = group_of(self.tp, 1, self.tp)
+            device += work.num_allreduces * allreduce_s(work.allreduce_bytes, group, wires)
+        return float((device**4 + launch_s**4) ** 0.25)
 
     def optimizer_s(self, params: int, num_blocks: int, training: Training) -> float:
         """Return the seconds of one optimizer step over `params` parameters."""
-        moved = _ADAM_BYTES[self.precision]
+        fp32 = training.precision == "fp32"
+        moved = _FP32_ADAM_BYTES if fp32 else self.times.optimizer_bytes
         if training.optimizer == "sgd":
             moved -= _MOMENT_BYTES
-        memory = self.gpu.memory_bandwidth * self.efficiency.memory
-        return params * moved / memory + num_blocks * _OPTIMIZER_BLOCK_S
+        return (
+            params * moved / self.device.memory_bytes_per_s + num_blocks * self.times.step_block_s
+        )
 
     def source(self) -> str:
         """Return the estimate's basis in one phrase."""
-        share = self.efficiency
+        facts = self.device.facts
+        kind = "fused" if self.execution.attention == "flash" else "eager"
         text = (
-            f"analytic: roofline of {self.gpu.name}'s data sheet, efficiencies fitted to published "
-            f"{share.fitted_to} runs (matrix products {share.gemm:g}, memory {share.memory:g}, "
-            f"fused attention {share.attention:g})"
+            f"analytic: operations by shape on {self.device.gpu.name}'s data sheet, "
+            f"{facts.source} (matrix products {facts.gemm_share:g} of the peak, memory "
+            f"{facts.memory_share:g}, {kind} attention)"
         )
         if self.tp > 1:
             text += f", all-reduce at {self.peer_bandwidth / 1e9:g} GB/s within a node"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 
 import pytest
@@ -85,36 +86,38 @@ def test_it_is_a_profile_source() -> None:
 
 
 def test_large_block_forward_by_hand() -> None:
-    # GPT-3 on one A100, one sequence, bf16: s 2048, h 12288.
+    # GPT-3 on one A100, one sequence, bf16: s 2048, h 12288. All products have sides of 64, tiles
+    # of 256 x 128 fit them, and a tile takes 2 * 256 * 128 * (k + 49) FLOP of one of 108 SMs. The
+    # reduction may be split over 2 or 4 tiles: more waves, each shorter.
     s, h = 2048, 12288
-    rate = 312e12 * 0.762
-    products = 2 * s * (
-        4 * h * h * (1 + 80 / h)  # qkv and projection, both with k = h
-        + 4 * h * h * (1 + 80 / h)
-        + 4 * h * h * (1 + 80 / (4 * h))
-    ) / rate  # fmt: skip
-    attention = 2 * s * s * h / (312e12 * 0.300 * s / (s + 400))
-    elementwise = (22 + 4 + 16) * s * h / (1555e9 * 0.801)
-    device = products + attention + elementwise + (4 + 6) * 4e-6
-    expected = (device**4 + 1.31e-3**4) ** 0.25
+    sm_rate = 312e12 / 108 * 0.78
+    products = 0.0
+    for n, k in ((3 * h, h), (h, h), (4 * h, h), (h, 4 * h)):
+        tiles = s / 256 * n / 128
+        waves = min(math.ceil(tiles * split / 108) * (k / split + 49) for split in (1, 2, 4))
+        products += waves * 2 * 256 * 128 / sm_rate
+    attention = 2 * s * s * h / (312e12 * 0.56 * s / (s + 460))
+    elementwise = (22 + 4 + 16) * s * h / (1555e9 * 0.738)
+    device = products + attention + elementwise + (4 + 6) * 10.8e-6
+    expected = (device**4 + 2.6e-3**4) ** 0.25
     profile = SOURCE.profile(preset("gpt-3-175b"), BF16, "A100-40GB", 1, 1, CONTEXT)
     assert profile is not None
-    assert profile.block.forward_s == pytest.approx(expected, rel=1e-9)
+    assert profile.block.forward_s == pytest.approx(expected, rel=1e-6)
 
 
 def test_small_block_is_bound_by_the_host() -> None:
-    # A tenth of a millisecond of work, 1.31 ms of launches forward and 1.2 times that backward.
-    assert _block_s("opt-350m", "H100-80GB", 1, 1) == pytest.approx(2.2 * 1.31e-3, rel=0.03)
+    # 2.6 ms of launches forward, 1.2 times that backward, 0.75 of it on hosts of H100s.
+    assert _block_s("opt-350m", "H100-80GB", 1, 1) == pytest.approx(0.75 * 2.2 * 2.6e-3, rel=0.02)
 
 
 def test_all_reduces_cost_what_the_ring_takes() -> None:
-    # 4 all-reduces of 2 b s h bytes over 4 GPUs at 0.7 of 300 GB/s, and 2 steps of 15 us each.
+    # 4 all-reduces of 2 b s h bytes over 4 GPUs at 0.8 of 300 GB/s, and 2 steps of 15 us each.
     message = 2 * 16 * 2048 * 12288
-    ring = 4 * (2 * 3 / 4 * message / (0.7 * 300e9) + 2 * 15e-6)
+    ring = 4 * (2 * 3 / 4 * message / (0.8 * 300e9) + 2 * 15e-6)
     tp4 = _block_s("gpt-3-175b", "A100-40GB", 4, 16)
     alone = _block_s("gpt-3-175b", "A100-40GB", 1, 16)
     # Of the element-wise traffic 22 + 36 bytes a token and hidden unit are not divided by tp.
-    undivided = 0.75 * 58 * 16 * 2048 * 12288 / (1555e9 * 0.801)
+    undivided = 0.75 * 58 * 16 * 2048 * 12288 / (1555e9 * 0.738)
     assert tp4 - alone / 4 == pytest.approx(ring + undivided, rel=0.1)
 
 
@@ -134,8 +137,8 @@ def test_optimizer_step_is_bound_by_memory() -> None:
     params = 53_608_448 + 2 * 12_596_224 + 51_513_344
     assert profile.optimizer_params == params
     # 28 bytes a parameter; 2 blocks' launches. The artifact measured 2.938 ms.
-    assert profile.optimizer_s == pytest.approx(params * 28 / (1555e9 * 0.801) + 0.4e-3)
-    assert profile.optimizer_s == pytest.approx(2.938e-3, rel=0.15)
+    assert profile.optimizer_s == pytest.approx(params * 28 / (1555e9 * 0.738) + 0.38e-3)
+    assert profile.optimizer_s == pytest.approx(2.938e-3, rel=0.22)
 
 
 def test_plain_sgd_moves_no_moments() -> None:
@@ -144,7 +147,7 @@ def test_plain_sgd_moves_no_moments() -> None:
     for training in (FP32, sgd):
         profile = SOURCE.profile(preset("opt-30b"), training, "A100-40GB", 1, 1, CONTEXT)
         assert profile is not None
-        steps.append(profile.optimizer_s - 0.4e-3)
+        steps.append(profile.optimizer_s - 0.38e-3)
     assert steps[1] / steps[0] == pytest.approx(12 / 28)
 
 
@@ -163,7 +166,7 @@ def test_first_block_is_a_block_and_all_is_modelled() -> None:
     assert profile is not None
     assert profile.first_block == profile.block
     assert profile.provenance is Provenance.MODELLED
-    assert profile.source.startswith("analytic: roofline of H100-80GB's data sheet")
+    assert profile.source.startswith("analytic: operations by shape on H100-80GB's")
     assert profile.embedding.backward_s > 0
 
 
@@ -202,7 +205,7 @@ def test_footprint_names_its_assumptions() -> None:
 def test_v100_times_are_near_the_measured_ones() -> None:
     """V100 has no TF32, so its fp32 measurements mean what the estimate means.
 
-    They ran unfused attention; the small OPT-350M suffers most of that.
+    They ran unfused attention, which is what the estimate takes for a type without bf16.
     """
     ratios: dict[str, list[float]] = {}
     for measured in embedded_store().profiles:
