@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sailor.model.arch import ModelSpec
+from sailor.model.arch import ModelSpec, UnitKind
 from sailor.model.execution import Chunk, Execution, Layout
 from sailor.model.hardware import GpuType
 from sailor.sim.analytic_memory import rank_params, shard_ranks
@@ -134,8 +134,8 @@ def stage_s(setting: Setting, rank: int) -> float:
 def block_times(setting: Setting) -> tuple[float, float]:
     """Return a block's device and host seconds for one microbatch, recomputation included.
 
-    Full recomputation runs the forward pass once more with its traffic; selective only eager
-    attention's products and scores.
+    Full recomputation runs the forward pass once more with its traffic; "operators" half of it without traffic; selective only
+    eager attention's products and scores.
     """
     unit = unit_seconds(setting, "block")
     device = unit.forward + unit.backward + unit.tp_forward + unit.tp_backward
@@ -151,12 +151,14 @@ def block_times(setting: Setting) -> tuple[float, float]:
         host += launch
         if setting.execution.recompute_stops_early:
             device -= _last_product_s(setting)
+    elif recompute == "operators":
+        device += 0.5 * unit.forward
     elif recompute == "selective":
         device += _attention_core_s(setting)
     return device, host
 
 
-def unit_seconds(setting: Setting, kind: str) -> UnitSeconds:
+def unit_seconds(setting: Setting, kind: UnitKind) -> UnitSeconds:
     """Return the times of a unit's passes on the device."""
     layout, execution = setting.layout, setting.execution
     forward, backward = unit_work(
@@ -164,7 +166,7 @@ def unit_seconds(setting: Setting, kind: str) -> UnitSeconds:
         execution,
         kind,
         layout.tp,
-        layout.microbatch,  # type: ignore[arg-type]
+        layout.microbatch,
     )
     group = group_of(layout.tp, 1, setting.cluster.gpus_per_node)
     exposed = 1 - (setting.times.tp_overlap if execution.overlap_tp else 0.0)

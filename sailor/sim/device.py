@@ -52,14 +52,15 @@ class GpuFacts:
 
 _AMPERE = GpuFacts(
     sms=108, link_bandwidth=300e9, gemm_share=0.78, memory_share=0.738,
-    flash_share=0.56, flash1_share=0.308, flash_half_tokens=460.0, ramp_k=49.0, kernel_s=10.8e-6, align_share=0.66,
-    softmax_bytes=6.9, softmax_back_bytes=22.0, base_bytes=0.0, fused_loss_bytes=8.0, host_factor=1.0,
+    flash_share=0.56, flash1_share=0.308, flash_half_tokens=460.0, ramp_k=49.0,
+    kernel_s=10.8e-6, align_share=0.66, softmax_bytes=6.9, softmax_back_bytes=22.0,
+    base_bytes=0.0, fused_loss_bytes=8.0, host_factor=1.0,
     source="fitted to public A100 training runs of 2020 to 2023",
 )  # fmt: skip
 _HOPPER = replace(
     _AMPERE, sms=132, link_bandwidth=450e9, gemm_share=0.638, memory_share=0.712,
-    flash_share=0.313, flash1_share=0.172, flash_half_tokens=390.0, ramp_k=53.0, kernel_s=2.4e-6, align_share=1.0,
-    base_bytes=40e6, fused_loss_bytes=4.0, host_factor=0.75,
+    flash_share=0.313, flash1_share=0.172, flash_half_tokens=390.0, ramp_k=53.0,
+    kernel_s=2.4e-6, align_share=1.0, base_bytes=40e6, fused_loss_bytes=4.0, host_factor=0.75,
     source="fitted to public H100 training runs of 2023 and 2024",
 )  # fmt: skip
 _VOLTA = replace(

@@ -155,7 +155,8 @@ def rule_spans(worker: RuleWorker) -> WorkerSpans:
     shown = np.stack((receive_s > 0, np.ones_like(forward)), axis=1)
 
     def pairs(before: NDArray[_Value], own: NDArray[_Value]) -> NDArray[_Value]:
-        return np.stack((before, own), axis=1)[shown]
+        both: NDArray[_Value] = np.stack((before, own), axis=1)[shown]
+        return both
 
     return WorkerSpans(
         op=pairs(receive_op, op),

@@ -19,6 +19,8 @@ from sailor.model.profile import UnitBytes
 # queries and keys, twice).
 UNFUSED_NORMS = 16.0
 UNFUSED_ROTARY = 8.0
+UNFUSED_TRAFFIC = 1.7  # their element-wise traffic against that of fused kernels
+OPERATORS_KEPT = 0.6  # of a block's activations with recompute "operators"
 UNFUSED_PARALLEL = 4.0  # and the copies around tensor-parallel regions (Galvatron's profiles)
 
 
@@ -137,6 +139,7 @@ def _block_work(
     """
     tokens, hidden = _tokens(model, execution, microbatch), model.hidden
     scale = element_bytes(execution.precision) / 2
+    traffic = scale if execution.fused_norms else scale * UNFUSED_TRAFFIC
     spread = tp if execution.sequence_parallel else 1
     own = 2 * tokens * model.num_heads * model.head_dim / tp
     ffn, gemms = _ffn_columns(model, execution, tp), _block_gemms(model, execution, tp, tokens)
@@ -155,12 +158,12 @@ def _block_work(
     message = float(2 * scale * tokens * hidden)
     first = execution.attention == "flash1"
     forward = PassWork(
-        gemms, model.seq_len, attention, moved * scale, 6, 2, message,
+        gemms, model.seq_len, attention, moved * traffic, 6, 2, message,
         execution.fp8, first, scores,
     )  # fmt: skip
     backward = PassWork(
         tuple(product for gemm in gemms for product in gemm.backward()),
-        model.seq_len, 2.5 * attention, moved_back * scale, 12, 2, message,
+        model.seq_len, 2.5 * attention, moved_back * traffic, 12, 2, message,
         execution.fp8, first, scores,
     )  # fmt: skip
     return forward, backward
@@ -228,6 +231,8 @@ def block_saved_bytes(model: ModelSpec, execution: Execution, tp: int, microbatc
             kept += UNFUSED_ROTARY * tokens * hidden / tp
         if model.gated_mlp:
             kept += size * tokens * _ffn(model.ffn, tp)
+    if execution.recompute == "operators":
+        kept *= OPERATORS_KEPT
     return kept
 
 

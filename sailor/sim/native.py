@@ -20,8 +20,10 @@ from sailor.model.profile import Provenance
 from sailor.sim.frameworks import framework_facts
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table, with_shared_cards
+from sailor.sim.platforms import platform_of
 from sailor.sim.prices import usd_per_gpu_hour
 from sailor.sim.profiles import ProfileIndex
+from sailor.sim.scores import kept_score_bytes, transient_score_bytes
 from sailor.sim.tables import MemoryMargin, MemoryTables, StageTables
 
 Floats = NDArray[np.float64]
@@ -36,17 +38,7 @@ _MOMENT_BYTES = {"adam": 8.0, "sgd": 4.0}
 _FLAT_COPY_BYTES = {"fp32": 4.0, "fp16": 0.0, "bf16": 0.0}
 _WIRE_BYTES = {"fp32": 4.0, "fp16": 4.0, "bf16": 4.0}  # gradients are reduced in fp32
 
-# Memory outside the allocator: driver context, NCCL, libraries. Measured with the SOSP'25 runs
-# on GH200 nodes (4.7e9 B of the tool's total) and on RTX nodes (0.7e9 B); elsewhere the figure
-# fitted to published A100 runs of Megatron-LM is assumed, and said.
-_RESERVE_BYTES = {
-    "GH200-96GB": 4.7e9,
-    "TitanRTX-24GB": 0.7e9,
-    "RTX2080Ti-11GB": 0.7e9,
-    "RTX3090-24GB": 0.7e9,
-}
 _FACTS = framework_facts("megatron-lm")
-_DEFAULT_RESERVE_BYTES = _FACTS.outside_bytes
 _CAMPAIGN_SPREAD_BYTES = 0.8e9
 _MEASURED_MARGIN = 0.05
 # NCCL_BUFFSIZE, 4 MiB by default: a send returns once its part lies in the buffer.
@@ -139,12 +131,12 @@ class SailorModel:
 
     def assumptions(self, problem: Problem) -> Sequence[str]:
         """Return the defaults that this model uses on this problem."""
-        unknown = sorted({gpu.name for gpu in problem.gpus} - set(_RESERVE_BYTES))
-        if not unknown:
-            return ()
-        return (
-            f"{_DEFAULT_RESERVE_BYTES / 1e9:.1f} GB of each {', '.join(unknown)} lie outside the "
-            "allocator (context, NCCL); not measured",
+        bases = [(gpu.name, platform_of(gpu.name).base_memory_bytes) for gpu in problem.gpus]
+        return tuple(
+            f"{base.value / 1e9:.1f} GB of each {name} lie outside the allocator (context, NCCL); "
+            f"{base.source}"
+            for name, base in bases
+            if base.assumed
         )
 
     @staticmethod
@@ -166,6 +158,9 @@ class SailorModel:
         precision, optimizer = problem.training.precision, problem.training.optimizer
         parameters = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).params)
         activations = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).activation_bytes)
+        scores = np.array([kept_score_bytes(problem, kind) for kind in kinds])
+        blocks = np.clip(np.arange(problem.arch.num_units + 1) - 1, 0, problem.arch.num_layers)
+        activations = activations + scores[:, None] * blocks[None, :]
         parts = (
             _WEIGHT_BYTES[precision] * parameters,
             _GRADIENT_BYTES[precision] * parameters,
@@ -181,11 +176,12 @@ class SailorModel:
             optimizer_prefix_bytes=parts[2],
             communication_prefix_bytes=parts[3],
             activations_prefix_bytes=activations * microbatch,
-            block_transient_bytes=np.zeros(len(kinds)),
+            block_transient_bytes=microbatch
+            * np.array([transient_score_bytes(problem, kind) for kind in kinds]),
             head_transient_bytes=_LOGITS_COPIES * logits * microbatch,
             boundary_bytes=boundary * microbatch,
             reserve_bytes=np.array(
-                [_RESERVE_BYTES.get(kind.gpu, _DEFAULT_RESERVE_BYTES) for kind in kinds]
+                [platform_of(kind.gpu).base_memory_bytes.value for kind in kinds]
             ),
             capacity_bytes=np.array([float(problem.gpu(kind.gpu).memory_bytes) for kind in kinds]),
             state_prefix_bytes=np.sum(parts, axis=0),
@@ -205,12 +201,13 @@ def _margin(problem: Problem, kinds: Sequence[WorkerKind]) -> MemoryMargin:
     allocator that was not measured, have the margins that no published row exceeds.
     """
     fixed = [
-        _CAMPAIGN_SPREAD_BYTES + (0.0 if kind.gpu in _RESERVE_BYTES else _FACTS.bound_outside)
+        _CAMPAIGN_SPREAD_BYTES
+        + (_FACTS.bound_outside if platform_of(kind.gpu).base_memory_bytes.assumed else 0.0)
         for kind in kinds
     ]
     modelled = any(fp.provenance is Provenance.MODELLED for fp in problem.footprints)
     return MemoryMargin(
         states=_FACTS.bound_states if modelled else _MEASURED_MARGIN,
         moving=_FACTS.slack + _FACTS.bound_moving if modelled else _MEASURED_MARGIN,
-        fixed_bytes=np.array(fixed),
+        fixed_bytes=fixed,
     )

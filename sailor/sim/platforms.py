@@ -15,6 +15,7 @@ from sailor.errors import UnknownNameError
 from sailor.model.base import Record
 from sailor.model.execution import Framework
 from sailor.model.hardware import Name
+from sailor.sim.frameworks import framework_facts
 
 MEGATRON_DEEPSPEED: Framework = "megatron-deepspeed"
 
@@ -128,8 +129,9 @@ def _unmeasured(gpu: str) -> Platform:
         ),
         launch_s_per_tensor=_like_gh200(_GH200.launch_s_per_tensor),
         base_memory_bytes=Figure(
-            value=2.0e9, source="not measured: between the 0.7 GB of RTX nodes and the 4.7 GB of "
-            "GH200 nodes", assumed=True
+            value=framework_facts("megatron-lm").outside_bytes,
+            source="not measured: fitted to published A100 runs of Megatron-LM",
+            assumed=True,
         ),
     )  # fmt: skip
 
