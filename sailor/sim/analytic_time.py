@@ -218,7 +218,10 @@ def _attention_core_s(setting: Setting) -> float:
 
 def _ends_s(setting: Setting, chunk: Chunk) -> float:
     seconds = 0.0
-    for kind, present in (("embedding", chunk.embedding), ("head", chunk.head)):
+    ends: tuple[tuple[UnitKind, bool], ...] = (
+        ("embedding", chunk.embedding), ("head", chunk.head),
+    )  # fmt: skip
+    for kind, present in ends:
         if present:
             unit = unit_seconds(setting, kind)
             seconds += unit.forward + unit.backward + unit.tp_forward + unit.tp_backward

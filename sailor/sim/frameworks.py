@@ -116,16 +116,16 @@ class FrameworkTimes:
     """One framework's time constants and where they come from.
 
     `launch_s`: host time to launch a block's forward kernels; with tensor parallelism
-    `launch_parallel_s` more, and `launch_tp_s` for each doubling of tp, with experts
-    `launch_experts_s`; the backward pass takes `launch_back` times that. `microbatch_s`: host time of a microbatch on every stage; `step_s`
-    and `step_block_s`: of an optimizer step, and a block more.
-    `grad_sync_bytes`: bytes a gradient on the wire; `grad_overlap`: share of that traffic which
-    the backward pass hides where the option is on; `tp_overlap`: of tensor-parallel traffic.
-    `optimizer_bytes`: memory traffic of a step a parameter; `accumulate_bytes` (and the same in
-    bf16) of adding a microbatch's gradients to those before. For fully sharded weights:
-    `gather_power`, p of (compute^p + gather^p)^(1/p); `gather_share`, of the bandwidth that its gathers reach;
-    `gather_rank_s`, of a block's gather for each rank of the group. `shard_rank_s`: time of a
-    sharded optimizer's weights to be sent, for each rank.
+    `launch_parallel_s` more and `launch_tp_s` for each doubling of tp, with experts
+    `launch_experts_s`; the backward pass takes `launch_back` times that. `microbatch_s`: host time
+    of a microbatch on every stage; `step_s` and `step_block_s`: of an optimizer step, and a block
+    more. `grad_sync_bytes`: bytes a gradient on the wire; `grad_overlap`: share of that traffic
+    which the backward pass hides where the option is on (or `always_overlaps`); `tp_overlap`: of
+    tensor-parallel traffic. `optimizer_bytes`: memory traffic of a step a parameter;
+    `accumulate_bytes` (and the same in bf16): of adding a microbatch's gradients to those before.
+    For fully sharded weights: `gather_power`, p of (compute^p + gather^p)^(1/p); `gather_share`,
+    of the bandwidth that gathers reach; `gather_rank_s`, of a block's gather for each rank.
+    `shard_rank_s`: time of sending a sharded optimizer's weights, for each rank.
     """
 
     name: Framework
@@ -157,7 +157,7 @@ _TIMES: Mapping[Framework, FrameworkTimes] = {
         FrameworkTimes(
             "megatron-lm", launch_s=2.6e-3, grad_sync_bytes=4.0, microbatch_s=2.5e-3,
             optimizer_bytes=41.0, accumulate_bytes=2.9,
-            source="functional tests (launches), SC21 tables 1 and 2, the tables of 2020, Korthikanti et al. 2022",
+            source="functional tests (launches), SC21, the tables of 2020, Korthikanti et al. 2022",
         ),
         FrameworkTimes(
             "megatron-deepspeed", launch_s=1.44e-3, launch_tp_s=0.078e-3, microbatch_s=1.25e-3,

@@ -200,11 +200,8 @@ def _margin(problem: Problem, kinds: Sequence[WorkerKind]) -> MemoryMargin:
     measuring campaigns of the same plans differ by 0.8 GB. Modelled layers, and memory outside the
     allocator that was not measured, have the margins that no published row exceeds.
     """
-    fixed = [
-        _CAMPAIGN_SPREAD_BYTES
-        + (_FACTS.bound_outside if platform_of(kind.gpu).base_memory_bytes.assumed else 0.0)
-        for kind in kinds
-    ]
+    assumed = [platform_of(kind.gpu).base_memory_bytes.assumed for kind in kinds]
+    fixed = _CAMPAIGN_SPREAD_BYTES + np.where(assumed, _FACTS.bound_outside, 0.0)
     modelled = any(fp.provenance is Provenance.MODELLED for fp in problem.footprints)
     return MemoryMargin(
         states=_FACTS.bound_states if modelled else _MEASURED_MARGIN,
