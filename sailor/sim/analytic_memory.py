@@ -315,8 +315,9 @@ def _temporary_bytes(
 ) -> float:
     """Return what the backward pass needs beyond the logits, which it has freed by then.
 
-    With fully sharded weights also gathered blocks. With full recomputation that is one block's activations; else the gradients inside one block:
-    two of hidden width, those of the feed-forward, and of an eager score matrix.
+    The gradients inside one block: two of hidden width, those of the feed-forward, and of an
+    eager score matrix. With full recomputation one block's activations as well, with fully sharded
+    weights gathered blocks.
     """
     extra = 0.0
     if any(chunk.head for chunk in chunks):

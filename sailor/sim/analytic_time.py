@@ -14,7 +14,7 @@ from sailor.model.execution import Chunk, Execution, Layout
 from sailor.model.hardware import GpuType
 from sailor.sim.analytic_memory import rank_params, shard_ranks
 from sailor.sim.clusters import DEFAULT_CLUSTER, ClusterFacts
-from sailor.sim.collectives import Wires, allreduce_s, gather_s, group_of, send_s
+from sailor.sim.collectives import Wires, allreduce_s, exchange_s, gather_s, group_of, send_s
 from sailor.sim.frameworks import FrameworkTimes, framework_times
 from sailor.sim.layers import unit_work
 from sailor.sim.ops import Device
@@ -134,8 +134,8 @@ def stage_s(setting: Setting, rank: int) -> float:
 def block_times(setting: Setting) -> tuple[float, float]:
     """Return a block's device and host seconds for one microbatch, recomputation included.
 
-    Full recomputation runs the forward pass once more with its traffic; "operators" half of it without traffic; selective only
-    eager attention's products and scores.
+    Full recomputation runs the forward pass once more with its traffic; "operators" half of it
+    without traffic; selective only eager attention's products and scores.
     """
     unit = unit_seconds(setting, "block")
     device = unit.forward + unit.backward + unit.tp_forward + unit.tp_backward
@@ -145,9 +145,11 @@ def block_times(setting: Setting) -> tuple[float, float]:
     launch += times.launch_experts_s if setting.execution.experts else 0.0
     launch *= setting.cluster.host_factor * setting.device.facts.host_factor
     host = launch * (1 + times.launch_back)
+    exchange = _experts_exchange_s(setting)
+    device += 4 * exchange
     recompute = setting.execution.recompute
     if recompute == "full":
-        device += unit.forward + unit.tp_forward
+        device += unit.forward + unit.tp_forward + 2 * exchange
         host += launch
         if setting.execution.recompute_stops_early:
             device -= _last_product_s(setting)
@@ -179,6 +181,21 @@ def unit_seconds(setting: Setting, kind: UnitKind) -> UnitSeconds:
         setting.device.pass_s(backward, backward=True),
         *tp_times,
     )
+
+
+def _experts_exchange_s(setting: Setting) -> float:
+    """Return the all-to-all that brings tokens to their experts, or back: 2 top_k t h bytes.
+
+    Each pass has two of them. The ranks of the tensor-parallel group hold a part of the tokens.
+    """
+    execution, layout = setting.execution, setting.layout
+    if execution.experts is None or execution.ep == 1:
+        return 0.0
+    tokens = layout.microbatch * setting.model.seq_len / execution.cp / layout.tp
+    sent = 2.0 * execution.experts.top_k * tokens * setting.model.hidden
+    expert_tp = execution.expert_tp or layout.tp
+    group = group_of(execution.ep, expert_tp, setting.cluster.gpus_per_node)
+    return exchange_s(sent, group, setting.wires)
 
 
 def _last_product_s(setting: Setting) -> float:

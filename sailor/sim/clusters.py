@@ -29,7 +29,7 @@ class ClusterFacts:
     source: str = "defaults: the middle of the clusters below"
 
 
-DEFAULT_CLUSTER = ClusterFacts("unknown", error_pct=10.6)
+DEFAULT_CLUSTER = ClusterFacts("unknown", error_pct=7.6)
 
 CLUSTERS: Mapping[str, ClusterFacts] = {
     cluster.name: cluster

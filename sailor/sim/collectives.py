@@ -57,6 +57,25 @@ def gather_s(message_bytes: float, group: Group, wires: Wires) -> float:
     return _ring_s(message_bytes, 1.0, group, wires)
 
 
+def exchange_s(sent_bytes: float, group: Group, wires: Wires) -> float:
+    """Return the seconds of an all-to-all in which each rank sends `sent_bytes` in all.
+
+    Of them (n - 1) / n leave the rank; those for other nodes share the NICs of the node with what
+    its other GPUs send.
+    """
+    ranks = group.ranks
+    if ranks == 1 or sent_bytes <= 0:
+        return 0.0
+    inside = sent_bytes * (ranks - 1) / ranks / wires.link
+    seconds = inside + wires.link_step_s * math.log2(max(2, group.ranks_in_node))
+    if group.ranks_in_node >= ranks:
+        return seconds
+    away = sent_bytes * (ranks - group.ranks_in_node) / ranks
+    senders = group.ranks_in_node * group.groups_per_node
+    across = away * senders / wires.node_nics
+    return max(seconds, across) + NIC_STEP_S * math.log2(ranks / group.ranks_in_node)
+
+
 def _ring_s(message_bytes: float, rounds: float, group: Group, wires: Wires) -> float:
     ranks = group.ranks
     if ranks == 1 or message_bytes <= 0:

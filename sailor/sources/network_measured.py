@@ -24,10 +24,19 @@ class MeasuredNetwork:
 
 
 class StoreNetwork:
-    """The links of the file in `sources: {network: {store: FILE}}`."""
+    """The links of the file in `sources: {network: {store: FILE}}`.
+
+    A link of exactly these workers comes before one of any number of these GPU types, and that
+    before one of any GPU types.
+    """
 
     name = "store"
 
     def link(self, src: WorkerGroup, dst: WorkerGroup, context: SourceContext) -> Link | None:
         """Return the file's link, or None."""
-        return _find(store_of(context, "network"), src, dst)
+        store = store_of(context, "network")
+        return (
+            _find(store, src, dst)
+            or store.link(src.zone, dst.zone, src.gpu, dst.gpu, None, None)
+            or store.link(src.zone, dst.zone, None, None, None, None)
+        )
