@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from sailor.model.base import Record
 from sailor.model.hardware import Market
+from sailor.model.profile import Provenance
 
 
 class TimeBreakdown(Record):
@@ -83,6 +84,19 @@ class NodeRental(Record):
     price_source: str
 
 
+class Figure(Record):
+    """Where a kind of figure comes from, and how far such figures have been off.
+
+    `error_pct` is the mean absolute error of the validation table of the same regime; None where
+    nothing was measured to compare with.
+    """
+
+    name: str
+    provenance: Provenance
+    source: str
+    error_pct: float | None = None
+
+
 class Estimate(Record):
     """Time, memory and money of one plan under one cost model."""
 
@@ -99,6 +113,7 @@ class Estimate(Record):
     batch_error: float  # (samples - global batch) / global batch
     violations: tuple[str, ...] = ()  # why the plan can't be run on this problem
     assumptions: tuple[str, ...] = ()  # every default that was used
+    figures: tuple[Figure, ...] = ()  # provenance and error bands
 
     @model_validator(mode="after")
     def _cost_adds_up(self) -> Self:

@@ -47,6 +47,7 @@ def result_text(result: Result) -> str:
         rent_section(result.estimate),
         stage_section(result.plan, result.estimate),
         beside(time_section(result.estimate), cost_section(result.estimate)),
+        section("How sure", listing(_bands(result.estimate))),
         *notes,
     )
 
@@ -67,8 +68,19 @@ def estimate_text(name: str, plan: Plan, estimate: Estimate) -> str:
         stage_section(plan, estimate),
         beside(time_section(estimate), cost_section(estimate)),
         memory_section(estimate),
+        section("How sure", listing(_bands(estimate))),
         section("Assumptions", digest(estimate.assumptions)),
     )
+
+
+def _bands(estimate: Estimate) -> list[str]:
+    """Return what is known of the error of each kind of figure."""
+    return [
+        f"{figure.name}: {figure.provenance}; such estimates were {figure.error_pct:g} % off on "
+        "average"
+        for figure in estimate.figures
+        if figure.error_pct is not None
+    ]
 
 
 def _assumptions(result: Result) -> list[str]:

@@ -25,6 +25,7 @@ from sailor.sim.closed_form import (
 from sailor.sim.columns import Column, batch_of_one, columns_of
 from sailor.sim.kinds import WorkerKind, kinds_of_plan
 from sailor.sim.models import cost_model
+from sailor.sim.provenance import figures
 from sailor.sim.renting import rentals
 from sailor.sim.tables import StageTables
 from sailor.sim.worker_memory import worker_memory
@@ -97,6 +98,7 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
         tokens=plan.samples * problem.arch.seq_len,
         batch_error=(plan.samples - problem.training.global_batch) / problem.training.global_batch,
         assumptions=(*problem.assumptions, *model.assumptions(problem)),
+        figures=figures(problem, plan, "closed_form"),
     )
     violations = plan_violations(problem, plan, found) + constraint_violations(problem, plan, found)
     return found.model_copy(update={"violations": tuple(violations)})

@@ -12,6 +12,7 @@ from sailor.model.problem import Problem
 from sailor.sim.check import constraint_violations, plan_violations
 from sailor.sim.estimate import estimate
 from sailor.sim.event_estimate import EventEstimate, event_time
+from sailor.sim.provenance import figures
 
 Fidelity = Literal["closed_form", "event"]
 
@@ -55,6 +56,7 @@ def estimate_events(problem: Problem, plan: Plan, *, with_timeline: bool = False
             "memory": events.memory,
             "cost": cost,
             "usd_per_iteration": sum(term.usd_per_iteration for term in cost),
+            "figures": figures(problem, plan, "event"),
             "assumptions": tuple(dict.fromkeys((*problem.assumptions, *events.assumptions))),
         }
     )
