@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         NetworkModel,
         Planner,
         PriceSource,
+        Profiler,
         ProfileSource,
         ReportSink,
     )
@@ -95,6 +96,7 @@ class _Provided:
 
 _PRICES: _Kind[PriceSource] = _Kind("price source", "sailor_price_sources", "PriceSource")
 _PROFILES: _Kind[ProfileSource] = _Kind("profile source", "sailor_profile_sources", "ProfileSource")
+_PROFILERS: _Kind[Profiler] = _Kind("profiler", "sailor_profilers", "Profiler")
 _NETWORK: _Kind[NetworkModel] = _Kind("network model", "sailor_network_models", "NetworkModel")
 _AVAILABILITY: _Kind[AvailabilitySource] = _Kind(
     "availability source", "sailor_availability_sources", "AvailabilitySource"
@@ -104,7 +106,8 @@ _COST_TERMS: _Kind[CostTermSource] = _Kind("cost term", "sailor_cost_terms", "Co
 _BACKENDS: _Kind[Backend] = _Kind("backend", "sailor_backends", "Backend")
 _SINKS: _Kind[ReportSink] = _Kind("report format", "sailor_report_sinks", "ReportSink")
 _KINDS: tuple[_Kind[Any], ...] = (
-    _PRICES, _PROFILES, _NETWORK, _AVAILABILITY, _PLANNERS, _COST_TERMS, _BACKENDS, _SINKS,
+    _PRICES, _PROFILES, _PROFILERS, _NETWORK, _AVAILABILITY, _PLANNERS, _COST_TERMS, _BACKENDS,
+    _SINKS,
 )  # fmt: skip
 
 _HOOKS = (*(kind.hook for kind in _KINDS), "sailor_commands")
@@ -163,6 +166,11 @@ class Registry:
         return self._of(_PROFILES).objects
 
     @property
+    def profilers(self) -> Mapping[str, Profiler]:
+        """Return the profilers by name."""
+        return self._of(_PROFILERS).objects
+
+    @property
     def network_models(self) -> Mapping[str, NetworkModel]:
         """Return the network models by name."""
         return self._of(_NETWORK).objects
@@ -199,6 +207,10 @@ class Registry:
     def profile_source(self, name: str, *, where: str | None = None) -> ProfileSource:
         """Return a profile source; `where` is the place of the name, for messages."""
         return self._named(_PROFILES, name, where)
+
+    def profiler(self, name: str, *, where: str | None = None) -> Profiler:
+        """Return a profiler; `where` is the place of the name, for messages."""
+        return self._named(_PROFILERS, name, where)
 
     def network_model(self, name: str, *, where: str | None = None) -> NetworkModel:
         """Return a network model; `where` is the place of the name, for messages."""

@@ -20,7 +20,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "batch": ("batch", "Plan many jobs: one result each, resumable."),
     "validate": ("validate", "Compare the simulator with measurements, row by row."),
     "catalog": ("catalog", "Show GPU types, node types, zones and prices."),
-    "profile": ("profile", "Layer profiles: import measured ones."),
+    "profile": ("profile", "Layer profiles and links: measure or import them."),
     "plugins": ("plugins", "Show what is loaded, from where, and what is broken."),
     "schema": ("schema", "Print the JSON Schema of a job, plan or result file."),
     "doctor": ("doctor", "Print versions and devices, to paste into a bug report."),

@@ -22,7 +22,8 @@ Framework = Literal[
     "nanotron",
     "galvatron",
 ]
-Recompute = Literal["none", "selective", "full"]
+# selective: eager attention's core; operators: every other matrix product and what lies between
+Recompute = Literal["none", "selective", "operators", "full"]
 Attention = Literal["flash", "flash1", "eager"]  # flash1: fused kernels of 2022 and 2023
 
 

@@ -37,6 +37,13 @@ class Training(Record):
     precision: Precision = "bf16"
     optimizer: Literal["adam", "sgd"] = "adam"
     zero: Literal[0, 1] = 0  # 1: replicas share out optimizer states (distributed optimizer)
+    recompute: Literal["none", "selective", "full"] = "none"  # selective: attention's core only
+    sequence_parallel: bool = False  # split norms and dropout over the tensor-parallel ranks
+
+    @property
+    def usual(self) -> bool:
+        """Return whether layers run as profiles are measured: nothing recomputed or split more."""
+        return self.recompute == "none" and not self.sequence_parallel
 
 
 class BatchTolerance(Record):

@@ -36,6 +36,12 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
             where="cost_model",
             hint="use cost_model: sailor, or precision: fp32 and optimizer: adam",
         )
+    if model.name == "published" and not job.training.usual:
+        raise InputError(
+            "cost model 'published' knows neither recomputation nor sequence parallelism",
+            where="training",
+            hint="use cost_model: sailor, or leave recompute and sequence_parallel out",
+        )
     arch = resolve_arch(job)
     catalog = Catalog.builtin().with_additions(job.catalog)
     _check_limits(job, catalog)

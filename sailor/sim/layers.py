@@ -258,21 +258,22 @@ def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: fl
     return (1 - share) * dense + share * sparse
 
 
-def unit_bytes(model: ModelSpec, kind: UnitKind, tp: int, precision: Precision) -> UnitBytes:
+def unit_bytes(model: ModelSpec, execution: Execution, kind: UnitKind, tp: int) -> UnitBytes:
     """Return parameters, kept activations and output of a unit for one sample.
 
-    With fused attention and dropout, as `block_saved_bytes`.
+    Full recomputation keeps a block's input, spread over the ranks by sequence parallelism.
     """
-    execution = _usual(precision)
     tokens, hidden = model.seq_len, model.hidden
-    size = element_bytes(precision)
+    size = element_bytes(execution.precision)
     output = float(size * tokens * hidden)
     if kind == "embedding":
         kept = output + tokens * hidden  # and a byte of dropout mask
     elif kind == "head":
         # Logits and their softmax: 2 + 4 bytes in 16-bit, 4 + 4 in fp32; inputs of norm and head.
         kept = (size + 4) * tokens * model.padded_vocab(tp) / tp + 2 * output
-        output = 4.0 * tokens * model.padded_vocab(tp)
+        output = 4.0 * tokens * model.padded_vocab(tp) / tp
+    elif execution.recompute == "full":
+        kept = output / (tp if execution.sequence_parallel else 1)
     else:
         kept = block_saved_bytes(model, execution, tp, 1)
     return UnitBytes(params=model.unit_params(kind, tp), activation_bytes=kept, output_bytes=output)

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
-from sailor.model.profile import Provenance
+from sailor.model.profile import LayerFootprint, Provenance
 from sailor.sim.frameworks import framework_facts
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table, with_shared_cards
 from sailor.sim.platforms import platform_of
 from sailor.sim.prices import usd_per_gpu_hour
 from sailor.sim.profiles import ProfileIndex
-from sailor.sim.scores import kept_score_bytes, transient_score_bytes
+from sailor.sim.scores import kept_score_bytes, recomputed_bytes, transient_score_bytes
 from sailor.sim.tables import MemoryMargin, MemoryTables, StageTables
 
 Floats = NDArray[np.float64]
@@ -168,7 +168,7 @@ class SailorModel:
             _FLAT_COPY_BYTES[precision] * parameters,
         )
         footprints = [index.footprint(kind.tp) for kind in kinds]
-        logits = np.array([fp.head.output_bytes if fp else 0.0 for fp in footprints])
+        logits = np.array([_loss_transient_bytes(fp) if fp else 0.0 for fp in footprints])
         boundary = np.array([fp.block.output_bytes if fp else 0.0 for fp in footprints])
         return MemoryTables(
             parameters_prefix_bytes=parts[0],
@@ -177,8 +177,13 @@ class SailorModel:
             communication_prefix_bytes=parts[3],
             activations_prefix_bytes=activations * microbatch,
             block_transient_bytes=microbatch
-            * np.array([transient_score_bytes(problem, kind) for kind in kinds]),
-            head_transient_bytes=_LOGITS_COPIES * logits * microbatch,
+            * np.array(
+                [
+                    transient_score_bytes(problem, kind) + recomputed_bytes(problem, kind)
+                    for kind in kinds
+                ]
+            ),
+            head_transient_bytes=logits * microbatch,
             boundary_bytes=boundary * microbatch,
             reserve_bytes=np.array(
                 [platform_of(kind.gpu).base_memory_bytes.value for kind in kinds]
@@ -191,6 +196,17 @@ class SailorModel:
             in_flight_capped=True,
             margin=_margin(problem, kinds),
         )
+
+
+def _loss_transient_bytes(footprint: LayerFootprint) -> float:
+    """Return what the loss's backward pass holds for a moment, of one sample on one rank.
+
+    Measured heads count logits and softmax as kept; the backward pass has three copies more.
+    Modelled ones follow the framework's own loss, which works in place.
+    """
+    if footprint.provenance is Provenance.MODELLED:
+        return footprint.head.output_bytes / 4.0 * _FACTS.logit_peak_bytes
+    return _LOGITS_COPIES * footprint.head.output_bytes
 
 
 def _margin(problem: Problem, kinds: Sequence[WorkerKind]) -> MemoryMargin:

@@ -22,6 +22,8 @@ def kept_score_bytes(problem: Problem, kind: WorkerKind) -> float:
     if not _unfused(problem, kind) or not _modelled(problem, kind.tp):
         return 0.0
     precision = problem.training.precision
+    if problem.training.recompute != "none":
+        return 0.0  # both kinds of recomputation compute the scores again
     eager = Execution(precision=precision, attention="eager", dropout=True)
     fused = Execution(precision=precision, attention="flash", dropout=True)
     return block_saved_bytes(problem.arch, eager, kind.tp, 1) - block_saved_bytes(
@@ -44,6 +46,20 @@ def transient_score_bytes(problem: Problem, kind: WorkerKind) -> float:
     if footprint.provenance is Provenance.MODELLED:
         return _SCORE_MATRICES * size if _unfused(problem, kind) else 0.0
     return _SCORE_MATRICES * size if footprint.block.activation_bytes >= size else 0.0
+
+
+def recomputed_bytes(problem: Problem, kind: WorkerKind) -> float:
+    """Return one sample's activations of the one block that is computed again, on one rank."""
+    training = problem.training
+    if training.recompute != "full":
+        return 0.0
+    execution = Execution(
+        precision=training.precision,
+        sequence_parallel=training.sequence_parallel,
+        attention="eager" if _unfused(problem, kind) else "flash",
+        dropout=True,
+    )
+    return block_saved_bytes(problem.arch, execution, kind.tp, 1)
 
 
 def _unfused(problem: Problem, kind: WorkerKind) -> bool:

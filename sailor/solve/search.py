@@ -14,6 +14,10 @@ class Budget:
         self._should_stop = should_stop
         self.exceeded = False
 
+    def left_s(self) -> float | None:
+        """Return the seconds that are left, or None without a limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
     def over(self) -> bool:
         """Return whether the search must end now."""
         if not self.exceeded:

@@ -68,13 +68,13 @@ class AnalyticProfiles:
 
         def time(kind: UnitKind) -> UnitTime:
             forward, backward = unit_work(model, machine.execution, kind, tp, microbatch)
-            launch = machine.launch_s() if kind in ("first_block", "block") else 0.0
-            return UnitTime(
-                forward_s=machine.pass_s(forward, launch, backward=False),
-                backward_s=machine.pass_s(
-                    backward, launch * machine.times.launch_back, backward=True
-                ),
-            )
+            is_block = kind in ("first_block", "block")
+            launch = machine.launch_s() if is_block else 0.0
+            forward_s = machine.pass_s(forward, launch, backward=False)
+            backward_s = machine.pass_s(backward, launch * machine.times.launch_back, backward=True)
+            if is_block and training.recompute == "full":
+                backward_s += forward_s  # the block runs once more, its traffic included
+            return UnitTime(forward_s=forward_s, backward_s=backward_s)
 
         embedding, block, head = time("embedding"), time("block"), time("head")
         params = sum(
@@ -102,19 +102,24 @@ class AnalyticProfiles:
         """Return the bytes by formula, or None where heads don't split over tp."""
         if not model.allows_tp(tp):
             return None
-        precision = training.precision
-        block = unit_bytes(model, "block", tp, precision)
+        execution = Execution(
+            precision=training.precision,
+            recompute=training.recompute,
+            sequence_parallel=training.sequence_parallel,
+            dropout=True,
+        )
+        block = unit_bytes(model, execution, "block", tp)
         return LayerFootprint(
             model=model.name,
             tp=tp,
-            precision=precision,
-            embedding=unit_bytes(model, "embedding", tp, precision),
+            precision=training.precision,
+            embedding=unit_bytes(model, execution, "embedding", tp),
             first_block=block,
             block=block,
-            head=unit_bytes(model, "head", tp, precision),
+            head=unit_bytes(model, execution, "head", tp),
             provenance=Provenance.MODELLED,
             source="analytic: activation formula of Korthikanti et al. 2022 with fused attention "
-            "(no score matrix), dropout masks, no recomputation",
+            f"(no score matrix), dropout masks, recomputation {training.recompute}",
         )
 
 
@@ -134,6 +139,8 @@ class _Machine:
         execution = Execution(
             precision=training.precision,
             optimizer=training.optimizer,
+            recompute=training.recompute,
+            sequence_parallel=training.sequence_parallel,
             # Fused kernels need a type with bf16.
             attention="flash" if gpu_type.bf16 else "eager",
             dropout=True,

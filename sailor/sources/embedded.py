@@ -58,7 +58,7 @@ class _StoredProfiles(ABC):
     ) -> Sequence[tuple[int, int]]:
         """Return the measured (tp, microbatch) pairs."""
         store = self._store(context)
-        if not store.describes(model):
+        if not training.usual or not store.describes(model):
             return ()
         return store.grid(model.name, gpu, training.precision)
 
@@ -73,7 +73,7 @@ class _StoredProfiles(ABC):
     ) -> LayerProfile | None:
         """Return the measured times, or None."""
         store = self._store(context)
-        if not store.describes(model):
+        if not training.usual or not store.describes(model):
             return None
         return store.profile(model.name, gpu, tp, microbatch, training.precision)
 
@@ -82,7 +82,7 @@ class _StoredProfiles(ABC):
     ) -> LayerFootprint | None:
         """Return the measured bytes, or None."""
         store = self._store(context)
-        if not store.describes(model):
+        if not training.usual or not store.describes(model):
             return None
         return store.footprint(model.name, tp, training.precision)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from sailor.testing.contract import Contract
 from sailor.testing.outputs import BackendContract, CostTermContract, ReportSinkContract
 from sailor.testing.planners import PlannerContract
+from sailor.testing.profilers import ProfilerContract
 from sailor.testing.sources import (
     AvailabilitySourceContract,
     NetworkModelContract,
@@ -32,6 +33,7 @@ __all__ = [
     "PlannerContract",
     "PriceSourceContract",
     "ProfileSourceContract",
+    "ProfilerContract",
     "ReportSinkContract",
     "tiny_jobs",
 ]

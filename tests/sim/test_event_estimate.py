@@ -403,7 +403,8 @@ def test_fused_attention_has_no_score_matrices() -> None:
     cut = plan((3, [("fast-4", 2)]), (3, [("fast-4", 2)]))
     first, last = event_time(problem(footprints=fused), cut, platforms=both()).memory
     assert first.transient_bytes == 0
-    assert last.transient_bytes == 6 * MIB
+    # A modelled head counts logits and softmax as kept, and its loss works in place.
+    assert last.transient_bytes == 0
 
 
 def test_tensors_of_a_unit() -> None:

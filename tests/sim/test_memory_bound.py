@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sailor.api import build_problem
+from sailor.errors import InputError
 from sailor.model.hardware import Market
 from sailor.model.problem import Problem
 from sailor.sim.columns import Column, plan_of
@@ -88,3 +89,31 @@ def test_the_verdict_is_the_bounds(problem: Problem) -> None:
     assert found.memory[0].total_bytes < between
     assert not found.fits
     assert any("stage 0: up to" in text for text in found.violations)
+
+
+def test_recomputation_trades_time_for_memory() -> None:
+    """Llama-3-70B on 64 H100: without recomputation one microbatch a stage is most of the card."""
+
+    def job(recompute: str) -> dict[str, object]:
+        return {
+            "name": "llama",
+            "model": "llama-3-70b",
+            "training": {"global_batch": 64, "precision": "bf16", "recompute": recompute},
+            "pool": [{"zone": "us-central1-a", "node_type": "a3-highgpu-8g", "count": 8}],
+        }
+
+    kind = WorkerKind("H100-80GB", "us-central1-a", Market.ON_DEMAND, "a3-highgpu-8g", 8)
+    plan = plan_of("llama-3-70b", (0, 21, 41, 61, 82), [Column((kind,) * 4, 2, 1, 32)], 64)
+    none, full = (estimate(build_problem(job(how)), plan) for how in ("none", "full"))
+    # A block keeps its input alone: 2 bytes x 8192 tokens x 8192, of four microbatches.
+    first = full.memory[0]
+    kept_by_blocks = 4 * 20 * 2 * 8192 * 8192
+    kept_by_embedding = 4 * (2 + 1) * 8192 * 8192
+    assert first.activations_bytes == kept_by_blocks + kept_by_embedding
+    assert first.transient_bytes > 0
+    assert first.total_bytes < none.memory[0].total_bytes
+    # Forward is a third of forward and backward, and runs once more.
+    assert 1.25 < full.time.compute_s / none.time.compute_s < 1.40
+    with pytest.raises(InputError, match="knows neither recomputation"):
+        build_problem({**job("full"), "cost_model": "published", "training": {
+            "global_batch": 64, "precision": "fp32", "recompute": "full"}})  # fmt: skip

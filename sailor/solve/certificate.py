@@ -1,0 +1,203 @@
+"""The certificate of a search: a bound on every plan of a named space, and how it was found.
+
+The grid of the bound is its own: all microbatch sizes and all degrees of data parallelism, not
+those that the heuristics of a search leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sailor.model.job import Objective
+from sailor.model.problem import Problem
+from sailor.solve.grid import microbatches
+from sailor.solve.lagrange import BoundCell, CellBound, Money, lower_bounds
+from sailor.solve.lagrange_dp import ChainProgramme
+from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
+
+Floats = NDArray[np.float64]
+
+SPACE = (
+    "space of the bound: all splits of the units, all tp degrees and GPU types of every stage "
+    "(also mixed), every dp and profiled microbatch size, pipelines of up to {stages} stages "
+    "with equal microbatch shares, replicas on the smallest node shape that holds them"
+)
+MERGED = "in the bound the zones of a region are one pool with the best of their links and prices"
+
+_FIRST_LOOK = 1  # boxes a cell
+_PARTS_OF_COUNT = 8
+_NARROWEST = 5e-4  # boxes narrower than this part of the time aren't split
+
+
+@dataclass
+class Part:
+    """The cells of one microbatch size, with their bounds so far (seconds or dollars)."""
+
+    tables: BoundTables
+    programme: ChainProgramme
+    cells: list[BoundCell]
+    found: list[CellBound] = field(default_factory=list)
+    decided: set[int] = field(default_factory=set)  # cells whose CP-SAT model is solved
+
+    def open(self, cutoff: float) -> list[int]:
+        """Return the cells that may hold a plan below the cutoff."""
+        return [n for n, one in enumerate(self.found) if one.bound < cutoff]
+
+
+def money_of(problem: Problem) -> Money:
+    """Return objective and limits as the bound takes them."""
+    limits = problem.constraints
+    slowest = limits.min_iterations_per_s
+    return Money(
+        cost=problem.objective is Objective.MIN_COST,
+        max_s=None if slowest is None else 1.0 / slowest,
+        max_usd=limits.max_usd_per_iteration,
+        max_gpus=limits.max_gpus,
+    )
+
+
+class Certificate:
+    """Bounds over all cells of a problem, improved step by step."""
+
+    def __init__(self, problem: Problem, max_stages: int) -> None:
+        self.problem, self.max_stages = problem, min(max_stages, problem.arch.num_units)
+        self.money = money_of(problem)
+        self.parts = list(self._parts())
+        self.cutoff = np.inf
+
+    @property
+    def covers(self) -> bool:
+        """Return whether the bound covers the plans that the job asks for."""
+        coupled = all(part.tables.coupled for part in self.parts)
+        return coupled or not self.problem.search_space.microbatch_shares
+
+    def _parts(self) -> Iterator[Part]:
+        groups = groups_of(self.problem)
+        for size in microbatches(self.problem):
+            tables = bound_tables(self.problem, groups, size)
+            if tables is None:
+                continue
+            total = max(1, round(self.problem.training.global_batch / size))
+            programme = ChainProgramme(tables, self.max_stages, self.problem.constraints.pp)
+            free = np.where(np.isfinite(tables.compute_s), tables.update_s, np.inf)
+            found = list(_cells(self.problem, tables, total, free))
+            yield Part(tables, programme, found)
+
+    def first_look(self, cutoff: float, should_stop: Callable[[], bool]) -> None:
+        """Discard what is far off; gradient sync is counted for the cells that are left."""
+        self.cutoff = cutoff
+        for part in self.parts:
+            part.found = self._look(part, should_stop)
+            self._sync(part, should_stop)
+            # The ranges of S and G were found without the sync, so they don't hold with it.
+            part.found = [CellBound(one.bound, ()) for one in part.found]
+
+    def _sync(self, part: Part, should_stop: Callable[[], bool]) -> None:
+        """Count gradient sync in the cells that are open."""
+        for number in part.open(self.cutoff):
+            if should_stop():
+                break
+            cell = part.cells[number]
+            sync = part.tables.sync_s(cell.degrees) + part.tables.update_s
+            part.cells[number] = replace(cell, sync_s=sync)
+
+    def _look(self, part: Part, should_stop: Callable[[], bool]) -> list[CellBound]:
+        return lower_bounds(
+            part.programme,
+            part.cells,
+            self.money,
+            self.cutoff,
+            most_boxes=_FIRST_LOOK,
+            should_stop=should_stop,
+        )
+
+    def improve(
+        self, cutoff: float, tolerance: float, boxes: int, should_stop: Callable[[], bool]
+    ) -> None:
+        """Search so many boxes a cell on the cells that are open, weakest first."""
+        self.cutoff = min(self.cutoff, cutoff)
+        weakest_first = sorted(
+            self.parts, key=lambda part: min((f.bound for f in part.found), default=np.inf)
+        )
+        for part in weakest_first:
+            wanted = self.cutoff * (1 - tolerance) * (1 - 1e-9)
+            some = [n for n in part.open(wanted) if n not in part.decided]
+            if not some or should_stop():
+                continue
+            found = lower_bounds(
+                part.programme,
+                [part.cells[number] for number in some],
+                self.money,
+                self.cutoff,
+                tolerance=max(tolerance, _NARROWEST),
+                most_boxes=boxes,
+                should_stop=should_stop,
+            )
+            for number, one in zip(some, found, strict=True):
+                old = part.found[number]
+                part.found[number] = CellBound(max(one.bound, old.bound), one.boxes)
+
+    @property
+    def value(self) -> float:
+        """Return the bound: no plan takes less (seconds or dollars an iteration)."""
+        bounds = [one.bound for part in self.parts for one in part.found]
+        return min([*bounds, self.cutoff]) if bounds else self.cutoff
+
+    def num_open(self, gap: float) -> int:
+        """Return how many cells may hold a plan that is better than the cutoff by `gap`."""
+        return sum(len(part.open(self.cutoff * (1 - gap) * (1 - 1e-9))) for part in self.parts)
+
+    def rules(self) -> tuple[str, ...]:
+        """Return the sentences that name the space."""
+        merged = any(len(own) > 1 for part in self.parts for own in part.tables.members)
+        space = SPACE.format(stages=self.problem.constraints.pp or self.max_stages)
+        return (space, MERGED) if merged else (space,)
+
+
+def _cells(
+    problem: Problem, tables: BoundTables, total: int, sync_s: Floats
+) -> Iterator[BoundCell]:
+    """Yield cells that cover every degree of data parallelism, one for each microbatch count.
+
+    The cell has the fewest pipelines of its degrees. In a coupled model all keep the pace of those
+    with most microbatches; otherwise a pipeline with fewer may be the slowest one.
+    """
+    most = sum(
+        int((tables.room[group] // tables.tp[tables.group == group]).max(initial=0))
+        for group in np.unique(tables.group)
+    )
+    pinned = problem.constraints.dp
+    degrees = range(1, min(total, most) + 1) if pinned is None else [pinned]
+    by_count: dict[int, list[int]] = {}
+    for dp in degrees:
+        if dp <= min(total, most):
+            by_count.setdefault(-(-total // dp), []).append(dp)
+    for count, members in sorted(by_count.items()):
+        if tables.coupled:
+            yield BoundCell(members[0], count, tuple(members), sync_s)
+        else:
+            yield from _own_pace(total, count, members, sync_s)
+
+
+def _own_pace(total: int, count: int, members: list[int], sync_s: Floats) -> Iterator[BoundCell]:
+    """Yield cells of one (largest) microbatch count, where the slowest pipeline may have one less.
+
+    A degree that divides the microbatches has none with less. Of the others, a few at a time,
+    either all pipelines count with one less, or only those that have the larger count.
+    """
+    exact = [dp for dp in members if total % dp == 0]
+    yield from (BoundCell(dp, count, (dp,), sync_s) for dp in exact)
+    rest = [dp for dp in members if total % dp]
+    size = max(1, -(-len(rest) // _PARTS_OF_COUNT))
+    for start in range(0, len(rest), size):
+        some = tuple(rest[start : start + size])
+        larger = min(total - dp * (count - 1) for dp in some)
+        # Pace counts once a microbatch, room once a pipeline.
+        if larger * count > some[0] * (count - 1):
+            yield BoundCell(larger, count, some, sync_s, some[0] - larger)
+        else:
+            yield BoundCell(some[0], count - 1, some, sync_s)

@@ -1,0 +1,296 @@
+"""Planner `cpsat`: the best plan that can be found, with a proven bound on what is possible.
+
+The dynamic programme and annealing give an incumbent; Lagrangian bounds discard the cells that
+can't beat it; a CP-SAT model decides what the bounds leave open. The plan's value is always the
+simulator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sailor.interfaces import Limits, Progress, SearchOutcome
+from sailor.model.job import Objective
+from sailor.model.plan import Plan
+from sailor.model.problem import Problem
+from sailor.solve.anneal import AnnealRules, anneal
+from sailor.solve.cell import BREACH, Cell, Scorer
+from sailor.solve.certificate import Certificate
+from sailor.solve.dynamic import MAX_STAGES, Search, scopes
+from sailor.solve.explain import why_nothing_fits
+from sailor.solve.finish import finish
+from sailor.solve.flow import FlowRules, close_cells
+from sailor.solve.grid import cells
+from sailor.solve.pools import Pool
+from sailor.solve.refine import Scored, refine
+from sailor.solve.rules import H3, active_rules
+from sailor.solve.search import Budget
+
+PROVEN_GAP = 1e-4  # a plan this near the bound counts as proven
+# Boxes a cell of the Lagrangian bound: before annealing, and before each round of CP-SAT.
+_FIRST_BOXES, _BOXES = 20, (40, 120, 400)
+_FLOW_S = (0.5, 3.0, 10.0)  # of solving a cell, in CP-SAT's own machine-independent seconds
+_CELLS_REFINED = 6
+_SEEDS = 6
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to try: `gap` ends the search early; not `thorough`: no annealing, no CP-SAT."""
+
+    gap: float = PROVEN_GAP
+    thorough: bool = True
+
+
+class _Scope:
+    """One set of pools with the best sketches found over it."""
+
+    def __init__(self, pools: tuple[Pool, ...], scorer: Scorer, search: Search) -> None:
+        self.pools, self.scorer, self.search = pools, scorer, search
+
+
+class Incumbent:
+    """The best finished plan so far; values in seconds or dollars an iteration."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.value = float("inf")
+        self.plan: Plan | None = None
+
+    def offer(self, sketches: Sequence[Scored], pools: Sequence[Pool]) -> bool:
+        """Finish sketches; return whether one became the best plan."""
+        done = finish(self.problem, sketches, pools)
+        if done is None or done[0] >= self.value:
+            return False
+        self.value, self.plan = done
+        return True
+
+    def objective(self, value: float) -> float:
+        """Return seconds or dollars in the units of the objective."""
+        return 1.0 / value if self.problem.objective is Objective.MAX_THROUGHPUT else value
+
+
+class CpSatPlanner:
+    """Incumbents, bounds, and a CP-SAT model for what they leave open."""
+
+    name = "cpsat"
+
+    def __init__(self, effort: Effort | None = None) -> None:
+        self.effort = effort or Effort()
+
+    def unsupported(self, problem: Problem) -> Sequence[str]:
+        """Return nothing: any problem can be taken."""
+        return ()
+
+    def solve(
+        self,
+        problem: Problem,
+        limits: Limits,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> SearchOutcome:
+        """Return the best plan found, and the bound; see the module."""
+        return _Run(problem, limits, self.effort, on_progress, should_stop).run()
+
+
+class _Run:
+    """One search."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        limits: Limits,
+        effort: Effort,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.problem, self.limits, self.effort = problem, limits, effort
+        self.on_progress = on_progress
+        self.rules = active_rules(limits.disabled_rules)
+        self.budget = Budget(limits.wall_s, should_stop)
+        self.incumbent = Incumbent(problem)
+        self.scopes: list[_Scope] = []
+        self.certificate: Certificate | None = None
+
+    def run(self) -> SearchOutcome:
+        """Search, bound, close, and report."""
+        self._dynamic()
+        if self.incumbent.plan is not None:
+            self._bound_first()
+            self._improve(_FIRST_BOXES)
+        if self.effort.thorough and not self._good_enough():
+            self._anneal(seed=self.limits.seed)
+        if self.incumbent.plan is None:
+            return self._nothing()
+        if self.certificate is None:
+            self._bound_first()
+        for turn, boxes in enumerate(_BOXES if self.effort.thorough else ()):
+            self._improve(boxes)
+            if turn == 0 and not self._good_enough():
+                # Far fewer cells are open now, so the same effort looks closer.
+                self._anneal(seed=self.limits.seed + 1)
+                self._improve(boxes)
+            self._flow(_FLOW_S[turn])
+        return self._outcome()
+
+    def _improve(self, boxes: int) -> None:
+        if self.certificate is not None and not self._good_enough() and not self.budget.over():
+            self.certificate.improve(self.incumbent.value, self.effort.gap, boxes, self.budget.over)
+            self._report("bounds")
+
+    def _dynamic(self) -> None:
+        for pools, ring_usd_per_byte in scopes(self.problem, self.rules):
+            scorer = Scorer(self.problem, ring_usd_per_byte)
+            search = Search(self.problem, pools, self.rules, scorer, self.budget, self.on_progress)
+            search.run()
+            self.scopes.append(_Scope(pools, scorer, search))
+            self.incumbent.offer(search.found.best, pools)
+        self._report("dynamic programme")
+
+    def _bound_first(self) -> None:
+        """Take a first look at all cells with the incumbent as the cutoff."""
+        self.certificate = Certificate(self.problem, MAX_STAGES)
+        if not self.certificate.covers or not self.certificate.parts:
+            self.certificate = None
+            return
+        self.certificate.first_look(self.incumbent.value, self.budget.over)
+        self._report("first bounds")
+
+    def _good_enough(self) -> bool:
+        if self.certificate is None or self.incumbent.plan is None:
+            return False
+        return self.certificate.value >= self.incumbent.value * (1 - self.effort.gap)
+
+    def _anneal(self, seed: int) -> None:
+        for scope in self.scopes:
+            if self.budget.over():
+                return
+            chosen = self._promising(scope)
+            stage, units = scope.search.stage_rules, self.problem.arch.num_units
+            found = anneal(
+                chosen,
+                scope.scorer,
+                AnnealRules(
+                    max_stages=min(stage.max_stages, 14),
+                    stages=stage.stages,
+                    even=stage.even,
+                    same_tp=not self.problem.search_space.tp_per_stage,
+                    first_steps=min(60, 4 * units),
+                    second_steps=min(240, 10 * units),
+                ),
+                seed,
+                self.budget.over,
+            )
+            self._refine(scope, found)
+        self._report("annealing")
+
+    def _promising(self, scope: _Scope) -> list[Cell]:
+        """Return the cells of a scope that may hold something better than the incumbent."""
+        grid = cells(self.problem, scope.pools, self.rules | {H3})
+        if self.problem.objective is Objective.MAX_THROUGHPUT:
+            grid = [cell for cell in grid if cell.bound_s() < self.incumbent.value] or grid
+        if self.certificate is None:
+            return grid
+        alive: set[tuple[int, int]] = set()
+        for part in self.certificate.parts:
+            for number in part.open(self.certificate.cutoff):
+                alive.update((part.tables.microbatch, dp) for dp in part.cells[number].degrees)
+        return [c for c in grid if (c.search.tables.microbatch, c.dp) in alive] or grid
+
+    def _refine(self, scope: _Scope, sketches: Sequence[Scored]) -> None:
+        """Improve the best sketches of the best cells by local search, and finish them."""
+        by_cell: dict[tuple[int, int], list[Scored]] = {}
+        for scored in sorted(sketches, key=lambda one: one.score):
+            if scored.score < BREACH * 1e5:
+                key = (id(scored.cell.search), scored.cell.dp)
+                by_cell.setdefault(key, []).append(scored)
+        for seeds in list(by_cell.values())[:_CELLS_REFINED]:
+            if self.budget.over():
+                break
+            better = refine(
+                seeds[:_SEEDS],
+                scope.scorer,
+                scope.search.stage_rules,
+                mixed=scope.search.mixed,
+                width=_SEEDS,
+                max_rounds=40,
+                should_stop=self.budget.over,
+            )
+            scope.search.found.add(better)
+        scope.search.found.add([one for seeds in by_cell.values() for one in seeds[:1]])
+        self.incumbent.offer(scope.search.found.best, scope.pools)
+
+    def _flow(self, deterministic_s: float) -> None:
+        """Let CP-SAT decide the cells that the bounds leave open."""
+        certificate = self.certificate
+        if certificate is None or self._good_enough():
+            return
+        for sketches in close_cells(
+            certificate,
+            self.scopes[0].search,
+            FlowRules(self.effort.gap, deterministic_s, self.limits.seed),
+            self.budget,
+        ):
+            if sketches:
+                # A relaxed solution may break the room or memory; its neighbours are what counts.
+                self._refine(self.scopes[0], sketches)
+                certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
+            self._report("CP-SAT")
+            if self._good_enough():
+                return
+
+    def _bound(self) -> float | None:
+        """Return the bound in seconds or dollars."""
+        if self.certificate is None:
+            return None
+        return min(self.certificate.value, self.incumbent.value)
+
+    def _report(self, what: str) -> None:
+        incumbent, bound = self.incumbent, self._bound()
+        if incumbent.plan is None:
+            self.on_progress(Progress(what, evaluations=self._evaluations()))
+            return
+        message = what
+        if bound is not None and self.certificate is not None:
+            gap = (incumbent.value - bound) / incumbent.value
+            message = (
+                f"{what}: bound {incumbent.objective(bound):.6g}, gap {gap:.2%}, "
+                f"{self.certificate.num_open(self.effort.gap)} cells left"
+            )
+        self.on_progress(
+            Progress(message, incumbent.objective(incumbent.value), self._evaluations())
+        )
+
+    def _evaluations(self) -> int:
+        return sum(scope.scorer.evaluations for scope in self.scopes)
+
+    def _nothing(self) -> SearchOutcome:
+        reasons, proven = why_nothing_fits(self.problem)
+        return SearchOutcome(
+            None,
+            proven=proven,
+            reasons=tuple(reasons),
+            stopped_early=self.budget.exceeded,
+            evaluations=self._evaluations(),
+        )
+
+    def _outcome(self) -> SearchOutcome:
+        bound = self._bound()
+        proven = bound is not None and bound >= self.incumbent.value * (1 - PROVEN_GAP)
+        rules: tuple[str, ...] = ()
+        if self.certificate is not None:
+            rules = (
+                *self.certificate.rules(),
+                f"proven means within {PROVEN_GAP:.2%} of the bound",
+            )
+        else:
+            rules = ("no bound: unequal microbatch shares are outside its space",)
+        return SearchOutcome(
+            self.incumbent.plan,
+            proven=proven,
+            bound=None if bound is None else self.incumbent.objective(bound),
+            rules=rules,
+            stopped_early=self.budget.exceeded,
+            evaluations=self._evaluations(),
+        )
