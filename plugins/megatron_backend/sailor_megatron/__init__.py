@@ -1,4 +1,4 @@
-"""Backend `megatron`: renders the launch of a plan for Megatron-LM. It launches nothing."""
+"""Backend `megatron` renders plans for Megatron-LM; `sailor train` runs any plan on torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from sailor.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    import click
+
     from sailor.interfaces import Backend
 
 
@@ -17,3 +19,11 @@ def sailor_backends() -> Iterable[Backend]:
     from sailor_megatron.backend import MegatronBackend
 
     return (MegatronBackend(),)
+
+
+@hookimpl
+def sailor_commands(group: click.Group) -> None:
+    """Add `sailor train`."""
+    from sailor_megatron.command import train
+
+    group.add_command(train)
