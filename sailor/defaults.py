@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         NetworkModel,
         Planner,
         PriceSource,
+        Profiler,
         ProfileSource,
         ReportSink,
     )
@@ -36,6 +37,14 @@ def sailor_profile_sources() -> Iterable[ProfileSource]:
     from sailor.sources.embedded import EmbeddedProfiles, StoreProfiles
 
     return (EmbeddedProfiles(), AnalyticProfiles(), StoreProfiles())
+
+
+@hookimpl
+def sailor_profilers() -> Iterable[Profiler]:
+    """Return `torch` (times on this machine's device) and `counted` (bytes, from shapes)."""
+    from sailor.profiling.profilers import CountedProfiler, TorchProfiler
+
+    return (TorchProfiler(), CountedProfiler())
 
 
 @hookimpl

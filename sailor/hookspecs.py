@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         NetworkModel,
         Planner,
         PriceSource,
+        Profiler,
         ProfileSource,
         ReportSink,
     )
@@ -34,6 +35,11 @@ def sailor_price_sources() -> Iterable[PriceSource]:  # type: ignore[empty-body]
 @hookspec
 def sailor_profile_sources() -> Iterable[ProfileSource]:  # type: ignore[empty-body]
     """Layer profile sources, chosen by `sources.profiles: NAME`."""
+
+
+@hookspec
+def sailor_profilers() -> Iterable[Profiler]:  # type: ignore[empty-body]
+    """Profilers, chosen by `sailor profile measure --profiler NAME`."""
 
 
 @hookspec

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from sailor.model.arch import ModelSpec
 from sailor.model.catalog import Catalog
 from sailor.model.estimate import Estimate
 from sailor.model.hardware import EgressPrice, Link, Market, Offer, Price
-from sailor.model.job import Job, Training
+from sailor.model.job import Job, Precision, Training
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.model.profile import LayerFootprint, LayerProfile
@@ -92,6 +92,72 @@ class ProfileSource(Protocol):
     def footprint(
         self, model: ModelSpec, training: Training, tp: int, context: SourceContext
     ) -> LayerFootprint | None: ...
+
+
+@dataclass(frozen=True)
+class UnitStyle:
+    """How a profiler writes out a model's blocks: what the model's record leaves open.
+
+    `activation` None: SiLU where the feed-forward part is gated, else GELU. `dropout` is the
+    probability after the embedding, on attention's weights and on both outputs of a block.
+    """
+
+    attention: Literal["sdpa", "eager"] = "sdpa"  # torch's fused attention, or score matrices
+    activation: Literal["gelu", "relu", "silu"] | None = None
+    dropout: float = 0.0
+
+    def activation_of(self, model: ModelSpec) -> str:
+        """Return the activation of the feed-forward part."""
+        return self.activation or ("silu" if model.gated_mlp else "gelu")
+
+    def described(self, model: ModelSpec) -> str:
+        """Return the style in words, for the source of a figure."""
+        attention = "eager" if self.attention == "eager" else "fused"
+        dropout = f"dropout {self.dropout:g}" if self.dropout else "no dropout"
+        return f"{attention} attention, {self.activation_of(model)}, {dropout}"
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What to profile: one model at some tensor-parallel degrees and microbatch sizes.
+
+    `gpu` is the name under which a job's catalog knows the device. Microbatches are samples;
+    `warmup` passes come before `repeats` timed ones.
+    """
+
+    model: ModelSpec
+    precision: Precision
+    gpu: str
+    tps: Sequence[int] = (1,)
+    microbatches: Sequence[int] = (1,)
+    device: str = "cpu"
+    style: UnitStyle = UnitStyle()
+    warmup: int = 3
+    repeats: int = 10
+
+
+@dataclass(frozen=True)
+class ProfileAnswer:
+    """What a profiler found, and a sentence for each size that it left out (never a zero)."""
+
+    profiles: Sequence[LayerProfile] = ()
+    footprints: Sequence[LayerFootprint] = ()
+    remarks: Sequence[str] = ()
+
+
+@runtime_checkable
+class Profiler(Protocol):
+    """Finds times or bytes of a model's units by running or counting them on this machine."""
+
+    name: str
+
+    def unsupported(self, request: ProfileRequest) -> Sequence[str]:
+        """Return the reasons this profiler can't take the request; empty means it can."""
+        ...
+
+    def profile(
+        self, request: ProfileRequest, on_progress: Callable[[Progress], None]
+    ) -> ProfileAnswer: ...
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ import pytest
 
 from sailor.errors import InputError, PluginError, UnknownNameError
 from sailor.hookspecs import hookimpl
-from sailor.interfaces import LaunchSpec, PriceAnswer, SearchOutcome
+from sailor.interfaces import LaunchSpec, PriceAnswer, ProfileAnswer, SearchOutcome
 from sailor.registry import PluginInfo, Registry
 
 
@@ -38,6 +38,16 @@ class AcmeProfiles:
 
     def footprint(self, model, training, tp, context):
         return None
+
+
+class AcmeProfiler:
+    name = "acme"
+
+    def unsupported(self, request):
+        return ()
+
+    def profile(self, request, on_progress):
+        return ProfileAnswer()
 
 
 class AcmeNetwork:
@@ -125,6 +135,13 @@ def test_hook_sailor_profile_sources() -> None:
     registry = load(plugin("sailor_profile_sources", (source,)))
     assert registry.profile_source("acme") is source
     assert registry.profile_sources["acme"] is source
+
+
+def test_hook_sailor_profilers() -> None:
+    profiler = AcmeProfiler()
+    registry = load(plugin("sailor_profilers", [profiler]))
+    assert registry.profiler("acme") is profiler
+    assert {"acme", "torch", "counted"} <= set(registry.profilers)
 
 
 def test_hook_sailor_network_models() -> None:

@@ -61,6 +61,7 @@ def names(registry: Registry) -> dict[str, list[str]]:
         "--planner": sorted(registry.planners),
         "sources.prices": sorted(registry.price_sources),
         "sources.profiles": sorted(registry.profile_sources),
+        "--profiler": sorted(registry.profilers),
         "sources.network": sorted(registry.network_models),
         "sources.availability": sorted(registry.availability_sources),
         "--format": sorted(registry.report_sinks),

@@ -16,6 +16,8 @@ from sailor.interfaces import (
     Planner,
     PriceQuery,
     PriceSource,
+    Profiler,
+    ProfileRequest,
     ProfileSource,
     ReportSink,
     SourceContext,
@@ -39,6 +41,7 @@ from sailor.testing import (
     NetworkModelContract,
     PlannerContract,
     PriceSourceContract,
+    ProfilerContract,
     ProfileSourceContract,
     ReportSinkContract,
     tiny_jobs,
@@ -247,6 +250,31 @@ class TestMegatronBackend(BackendContract):
         return tiny_jobs()[0], one_replica(tp=3)
 
 
+class _Profiler(ProfilerContract):
+    profiler: str
+
+    def provided(self) -> Profiler:
+        return registry().profiler(self.profiler)
+
+    def request(self) -> ProfileRequest:
+        pytest.importorskip("torch")
+        tiny = preset("opt-350m").model_copy(
+            update={
+                "name": "tiny", "hidden": 32, "ffn": 64, "num_heads": 2, "num_kv_heads": 2,
+                "head_dim": 16, "vocab": 100, "seq_len": 16,
+            }
+        )  # fmt: skip
+        return ProfileRequest(tiny, "fp32", "cpu", repeats=3, warmup=1)
+
+
+class TestTorchProfiler(_Profiler):
+    profiler = "torch"
+
+
+class TestCountedProfiler(_Profiler):
+    profiler = "counted"
+
+
 class _Sink(ReportSinkContract):
     sink: str
 
@@ -283,14 +311,15 @@ def test_everything_that_registers_is_under_contract() -> None:
     provided = {
         (kind, name)
         for kind in (
-            "price_sources", "profile_sources", "network_models", "availability_sources",
-            "planners", "backends", "report_sinks",
+            "price_sources", "profile_sources", "profilers", "network_models",
+            "availability_sources", "planners", "backends", "report_sinks",
         )
         for name in getattr(registry(), kind)
     }  # fmt: skip
     kinds = {
         PriceSourceContract: "price_sources",
         ProfileSourceContract: "profile_sources",
+        ProfilerContract: "profilers",
         NetworkModelContract: "network_models",
         AvailabilitySourceContract: "availability_sources",
         PlannerContract: "planners",

@@ -10,7 +10,15 @@ from functools import cache
 import pytest
 
 import sailor
-from sailor.interfaces import LaunchSpec, PriceAnswer, PriceQuery, SearchOutcome, WorkerGroup
+from sailor.interfaces import (
+    LaunchSpec,
+    PriceAnswer,
+    PriceQuery,
+    ProfileAnswer,
+    ProfileRequest,
+    SearchOutcome,
+    WorkerGroup,
+)
 from sailor.model.hardware import EgressPrice, Link, Market, Price
 from sailor.model.job import Training
 from sailor.model.presets import preset
@@ -24,6 +32,7 @@ from sailor.testing import (
     NetworkModelContract,
     PlannerContract,
     PriceSourceContract,
+    ProfilerContract,
     ProfileSourceContract,
     ReportSinkContract,
     tiny_jobs,
@@ -55,6 +64,11 @@ def prices(answer: Callable[[list[PriceQuery]], list[Price]]) -> Fake:
         return [EgressPrice(src="mars-1", dst="mars-1", **told)]
 
     return Fake(prices=lambda queries, context: PriceAnswer(answer(queries)), egress=egress)
+
+
+class Profiling(ProfilerContract):
+    def request(self):
+        return ProfileRequest(preset("opt-350m"), "fp32", "V100-16GB")
 
 
 class Prices(PriceSourceContract):
@@ -236,6 +250,17 @@ CASES = [
         Fake(unsupported=lambda *a: ("no",), render=lambda *a: TEXT),
         "a_plan_that_it_cannot_run_is_refused_in_words",
     ),
+    (Profiling, Fake(unsupported=lambda request: ("no",)), "the_request_is_supported"),
+    (
+        Profiling,
+        Fake(profile=lambda request, on_progress: ProfileAnswer()),
+        "the_answer_is_of_what_was_asked",
+    ),
+    (
+        Profiling,
+        Fake(unsupported=lambda request: ()),
+        "a_degree_that_does_not_divide_the_heads_is_refused",
+    ),
     (Sink, Fake(write=lambda results: b"bytes"), "none_one_and_several_results_are_text"),
     (Sink, Fake(write=lambda results: "no line break"), "none_one_and_several_results_are_text"),
     (Sink, Fake(write=lambda results: f"{next(CALLS)}\n"), "writing_twice_gives_the_same"),
@@ -282,4 +307,4 @@ def test_every_test_of_every_contract_is_shown_to_fail() -> None:
         if name.startswith("test_")
     }
     assert every - shown == set()
-    assert len({contract for contract, _ in shown}) == 8
+    assert len({contract for contract, _ in shown}) == 9

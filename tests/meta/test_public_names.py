@@ -20,7 +20,7 @@ def test_names_of_the_root() -> None:
     assert sorted(sailor.__all__) == [
         "Estimate", "InputError", "Job", "Limits", "Plan", "PluginError", "Problem", "Result",
         "SailorError", "build_problem", "hookimpl", "load_job", "load_plan", "optimize",
-        "simulate",
+        "simulate", "simulate_events",
     ]  # fmt: skip
     for name in sailor.__all__:
         assert getattr(sailor, name) is not None
@@ -29,8 +29,9 @@ def test_names_of_the_root() -> None:
 def test_names_of_the_interfaces() -> None:
     assert own_names(interfaces) == [
         "AvailabilitySource", "Backend", "CostTermSource", "LaunchSpec", "Limits",
-        "NetworkModel", "Planner", "PriceAnswer", "PriceQuery", "PriceSource", "ProfileSource",
-        "Progress", "ReportSink", "SearchOutcome", "SourceContext", "WorkerGroup",
+        "NetworkModel", "Planner", "PriceAnswer", "PriceQuery", "PriceSource", "ProfileAnswer",
+        "ProfileRequest", "ProfileSource", "Profiler", "Progress", "ReportSink",
+        "SearchOutcome", "SourceContext", "UnitStyle", "WorkerGroup",
     ]  # fmt: skip
 
 
@@ -38,7 +39,8 @@ def test_names_of_the_hooks() -> None:
     assert own_names(hookspecs) == [
         "sailor_availability_sources", "sailor_backends", "sailor_commands",
         "sailor_cost_terms", "sailor_network_models", "sailor_planners",
-        "sailor_price_sources", "sailor_profile_sources", "sailor_report_sinks",
+        "sailor_price_sources", "sailor_profile_sources", "sailor_profilers",
+        "sailor_report_sinks",
     ]  # fmt: skip
 
 
