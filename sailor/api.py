@@ -22,8 +22,7 @@ from sailor.resolve import resolve
 from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
 
-AUTO = "auto"
-_AUTO_PLANNER = "dynamic"
+DEFAULT_PLANNER = "dynamic"
 
 JobLike = Job | str | Path | Mapping[str, Any]
 PlanLike = Plan | Result | str | Path | Mapping[str, Any]
@@ -82,7 +81,7 @@ def optimize(
     job: JobLike,
     *,
     objective: Objective | str | None = None,
-    planner: str = AUTO,
+    planner: str = DEFAULT_PLANNER,
     limits: Limits | None = None,
     registry: Registry | None = None,
     strict: bool = False,
@@ -96,10 +95,9 @@ def optimize(
     """
     registry = registry or Registry.load()
     problem = build_problem(job, objective=objective, registry=registry, strict=strict)
-    name = _AUTO_PLANNER if planner == AUTO else planner
     return plan_problem(
         problem,
-        registry.planner(name, where="planner"),
+        registry.planner(planner, where="planner"),
         registry,
         limits=limits or Limits(),
         on_progress=on_progress or (lambda progress: None),

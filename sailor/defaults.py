@@ -66,11 +66,13 @@ def sailor_availability_sources() -> Iterable[AvailabilitySource]:
 
 @hookimpl
 def sailor_planners() -> Iterable[Planner]:
-    """Return `dynamic` (the Sailor decomposition) and `exhaustive` (every plan of a tiny job)."""
+    """Return `dynamic`, `cpsat` and `auto` with a bound, `exhaustive` for tiny jobs."""
+    from sailor.solve.auto import AutoPlanner
+    from sailor.solve.cpsat import CpSatPlanner
     from sailor.solve.dynamic import DynamicPlanner
     from sailor.solve.exhaustive import ExhaustivePlanner
 
-    return (DynamicPlanner(), ExhaustivePlanner())
+    return (DynamicPlanner(), CpSatPlanner(), AutoPlanner(), ExhaustivePlanner())
 
 
 @hookimpl

@@ -58,7 +58,6 @@ def command(
     line. A job that is done is run again only when it, a price or profile that it uses, or an
     option changed. The first Ctrl-C lets running jobs finish, the second stops them.
     """
-    from sailor.api import AUTO
     from sailor.batch.inputs import expand
     from sailor.batch.run import run_batch
     from sailor.batch.slots import Setup
@@ -67,8 +66,7 @@ def command(
     from sailor.interfaces import Limits
 
     registry = session.registry()
-    if planner != AUTO:
-        registry.planner(planner, where="--planner")
+    registry.planner(planner, where="--planner")
     options = Options(
         planner=planner,
         limits=Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules),

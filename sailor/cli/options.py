@@ -34,7 +34,7 @@ def search_options(function: _F) -> _F:
             ),
             click.option(
                 "--planner",
-                default="auto",
+                default="dynamic",
                 show_default=True,
                 metavar="NAME",
                 help="The search; `sailor plugins` names them.",

@@ -52,7 +52,7 @@ def command(
     JOB is a YAML or JSON file (`-`: standard input). The first Ctrl-C ends the search and gives
     the best plan so far.
     """
-    from sailor.api import AUTO, optimize
+    from sailor.api import optimize
     from sailor.cli.jobs import JobFile
     from sailor.interfaces import Limits
 
@@ -60,8 +60,7 @@ def command(
     registry = session.registry()
     by_suffix = _FORMAT_OF_SUFFIX.get(out.suffix, "table") if out else "table"
     sink = registry.report_sink(format_ or by_suffix, where="--format")
-    if planner != AUTO:
-        registry.planner(planner, where="--planner")
+    registry.planner(planner, where="--planner")
     file = JobFile.load(job)
     limits = Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules)
     with Interrupt("stopping with the best plan so far") as interrupt, _Progress() as show:

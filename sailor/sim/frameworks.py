@@ -80,7 +80,7 @@ _MEMORY: Mapping[Framework, FrameworkFacts] = {
             "torchtitan", base_bytes=0.10 * GIB, outside_bytes=3.0e9, slack=0.15,
             state_slack=0.0, logit_bytes=8.0, bound_moving=0.15, bound_states=0.10,
             bound_bytes=0.20 * GIB, bound_outside=1e9,
-            source="PyTorch FSDP's scheme2's scheme",
+            source="PyTorch FSDP2's scheme",
         ),
         FrameworkFacts(
             "llm-foundry", base_bytes=0.10 * GIB, outside_bytes=3.0e9, slack=0.15,

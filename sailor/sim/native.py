@@ -193,9 +193,23 @@ class SailorModel:
             sharded_prefix_bytes=(
                 parts[2] if problem.training.zero == 1 else np.zeros_like(parameters)
             ),
+            tied_share=np.array([_tied_share(problem, fp) if fp else 0.0 for fp in footprints]),
             in_flight_capped=True,
             margin=_margin(problem, kinds),
         )
+
+
+def _tied_share(problem: Problem, footprint: LayerFootprint) -> float:
+    """Return the part of the whole model's parameters that tied embedding and head count twice.
+
+    Measured footprints say what each unit held and are taken as they are.
+    """
+    arch = problem.arch
+    if not arch.tied_embeddings or footprint.provenance is not Provenance.MODELLED:
+        return 0.0
+    units = [footprint.unit(arch.unit_kind(unit)).params for unit in range(arch.num_units)]
+    table = arch.padded_vocab(footprint.tp) // footprint.tp * arch.hidden
+    return table / sum(units)
 
 
 def _loss_transient_bytes(footprint: LayerFootprint) -> float:

@@ -58,10 +58,14 @@ def _memory(problem: Problem, plan: Plan) -> Figure:
     degrees = {tp for _, tp, _ in _used(plan)}
     footprints = [footprint for footprint in problem.footprints if footprint.tp in degrees]
     modelled = any(footprint.provenance is Provenance.MODELLED for footprint in footprints)
+    sources = sorted({footprint.source for footprint in footprints})
+    unfused = sorted({gpu for gpu, _, _ in _used(plan) if not problem.gpu(gpu).bf16})
+    if modelled and unfused:
+        sources.append(f"the scores of unfused attention added on {', '.join(unfused)}")
     return Figure(
         name="memory of a worker",
         provenance=Provenance.MODELLED if modelled else Provenance.MEASURED,
-        source="; ".join(sorted({footprint.source for footprint in footprints})),
+        source="; ".join(sources),
         error_pct=_MODELLED_MEMORY_PCT if modelled else _MEASURED_MEMORY_PCT,
     )
 

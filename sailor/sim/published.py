@@ -143,6 +143,7 @@ class PublishedModel:
             ),
             state_prefix_bytes=per_parameter * parameters,
             sharded_prefix_bytes=np.zeros_like(parameters),
+            tied_share=none,
             in_flight_capped=False,
             margin=MemoryMargin(states=0.0, moving=0.0, fixed_bytes=none),
         )

@@ -67,6 +67,7 @@ class MemoryTables:
     capacity_bytes: Floats  # [K]
     state_prefix_bytes: Floats  # the sum of the first four
     sharded_prefix_bytes: Floats  # the part of them that the replicas of a stage share out
+    tied_share: Floats  # [K] of the whole model's states: a table that embedding and head share
     in_flight_capped: bool  # at most as many microbatches in flight as there are
     margin: MemoryMargin
 
@@ -127,6 +128,8 @@ class MemoryTables:
         state = self.state_prefix_bytes[kind, stop] - self.state_prefix_bytes[kind, start]
         sharded = self.sharded_prefix_bytes[kind, stop] - self.sharded_prefix_bytes[kind, start]
         state = state - sharded * (1.0 - 1.0 / np.asarray(dp))
+        # On one stage a tied table is there once; on two each holds its copy.
+        state = state * np.where((start == 0) & (stop == num_units), 1 - self.tied_share[kind], 1.0)
         activations = (
             self.activations_prefix_bytes[kind, stop] - self.activations_prefix_bytes[kind, start]
         )

@@ -51,15 +51,19 @@ def _one_worker(
     memory = tables.memory
     start, stop = cuts[stage], cuts[stage + 1]
 
+    whole = (start, stop) == (0, tables.num_units)
+    once = 1.0 - float(memory.tied_share[kind]) if whole else 1.0
+
     def part(prefix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
-        return round(float(prefix[kind, stop] - prefix[kind, start]))
+        return round(once * float(prefix[kind, stop] - prefix[kind, start]))
 
     where = (np.asarray(kind), np.asarray(start), np.asarray(stop), np.asarray(in_flight))
     total = float(memory.total_bytes(*where, len(cuts) - 1, dp))
     bound = float(memory.bound_bytes(*where, len(cuts) - 1, dp))
     not_shared = 1.0 - 1.0 / dp
     sharded = round(
-        float(memory.sharded_prefix_bytes[kind, stop] - memory.sharded_prefix_bytes[kind, start])
+        once
+        * float(memory.sharded_prefix_bytes[kind, stop] - memory.sharded_prefix_bytes[kind, start])
         * not_shared
     )
     parameters = part(memory.parameters_prefix_bytes)

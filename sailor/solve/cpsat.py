@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.job import Objective
@@ -27,6 +28,7 @@ from sailor.solve.refine import Scored, refine
 from sailor.solve.rules import H3, active_rules
 from sailor.solve.search import Budget
 
+WITHOUT_CP_SAT = "the CP-SAT step is left out: ortools isn't installed"
 PROVEN_GAP = 1e-4  # a plan this near the bound counts as proven
 # Boxes a cell of the Lagrangian bound: before annealing, and before each round of CP-SAT.
 _FIRST_BOXES, _BOXES = 20, (40, 120, 400)
@@ -69,6 +71,11 @@ class Incumbent:
     def objective(self, value: float) -> float:
         """Return seconds or dollars in the units of the objective."""
         return 1.0 / value if self.problem.objective is Objective.MAX_THROUGHPUT else value
+
+
+def _has_cp_sat() -> bool:
+    """Return whether OR-tools can be imported; without it the bounds and annealing remain."""
+    return find_spec("ortools") is not None
 
 
 class CpSatPlanner:
@@ -119,7 +126,7 @@ class _Run:
         if self.incumbent.plan is not None:
             self._bound_first()
             self._improve(_FIRST_BOXES)
-        if self.effort.thorough and not self._good_enough():
+        if self.effort.thorough and self.incumbent.plan is None:
             self._anneal(seed=self.limits.seed)
         if self.incumbent.plan is None:
             return self._nothing()
@@ -224,7 +231,7 @@ class _Run:
     def _flow(self, deterministic_s: float) -> None:
         """Let CP-SAT decide the cells that the bounds leave open."""
         certificate = self.certificate
-        if certificate is None or self._good_enough():
+        if certificate is None or self._good_enough() or not _has_cp_sat():
             return
         for sketches in close_cells(
             certificate,
@@ -241,8 +248,8 @@ class _Run:
                 return
 
     def _bound(self) -> float | None:
-        """Return the bound in seconds or dollars."""
-        if self.certificate is None:
+        """Return the bound in seconds or dollars; None before anything is known."""
+        if self.certificate is None or self.certificate.value <= 0:
             return None
         return min(self.certificate.value, self.incumbent.value)
 
@@ -279,9 +286,13 @@ class _Run:
         bound = self._bound()
         proven = bound is not None and bound >= self.incumbent.value * (1 - PROVEN_GAP)
         rules: tuple[str, ...] = ()
-        if self.certificate is not None:
+        if self.certificate is not None and bound is None:
+            rules = ("no bound: stopped before the first one",)
+        elif self.certificate is not None:
+            left_out = () if _has_cp_sat() else (WITHOUT_CP_SAT,)
             rules = (
                 *self.certificate.rules(),
+                *left_out,
                 f"proven means within {PROVEN_GAP:.2%} of the bound",
             )
         else:

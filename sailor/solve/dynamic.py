@@ -17,6 +17,7 @@ from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
+from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
@@ -35,6 +36,7 @@ _PROBES_PER_CELL = 6
 _BEAM = 6
 _CELLS_REFINED = 6
 _KEPT = 100
+_ANNEALED_STAGES, _CELLS_ANNEALED = 12, 3
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
 _PATIENCE = 6
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
@@ -227,11 +229,17 @@ class Search:
                 f"microbatch {grid[number].search.tables.microbatch}, dp {grid[number].dp}"
             )
         by_cell.sort(key=lambda item: item[:2])
-        for _, _, scored in by_cell[:_CELLS_REFINED]:
+        self._improve([scored for _, _, scored in by_cell[:_CELLS_REFINED]], "improving")
+        if self._worth_annealing():
+            self._anneal(grid, bounds)
+
+    def _improve(self, seeds_by_cell: Sequence[Sequence[Scored]], what: str) -> None:
+        """Improve the best sketches of each cell by local search."""
+        for seeds in seeds_by_cell:
             if self.budget.over():
                 break
             better = refine(
-                scored,
+                seeds,
                 self.scorer,
                 self.stage_rules,
                 mixed=self.mixed,
@@ -240,7 +248,38 @@ class Search:
                 should_stop=self.budget.over,
             )
             self.found.add(better)
-            self._report("improving")
+            self._report(what)
+
+    def _worth_annealing(self) -> bool:
+        """Return whether unlike GPUs leave an order of stages to look for, and time counts."""
+        types = {pool.gpu for pool in self.pools}
+        time_counts = self.problem.objective is Objective.MAX_THROUGHPUT
+        return len(types) > 1 and time_counts and self.scorer.max_usd is None
+
+    def _anneal(self, grid: Sequence[Cell], bounds: Sequence[float]) -> None:
+        """Anneal the cells that may hold something better, and improve the best of them."""
+        units = self.problem.arch.num_units
+        found = anneal(
+            [cell for cell, bound in zip(grid, bounds, strict=True) if bound < self.found.score],
+            self.scorer,
+            AnnealRules(
+                max_stages=min(self.stage_rules.max_stages, _ANNEALED_STAGES),
+                stages=self.stage_rules.stages,
+                even=self.stage_rules.even,
+                same_tp=not self.problem.search_space.tp_per_stage,
+                rows=96,
+                first_steps=min(40, 4 * units),
+                second_steps=min(200, 8 * units),
+                survivors=6,
+            ),
+            0,
+            self.budget.over,
+        )
+        by_cell: dict[tuple[int, int], list[Scored]] = {}
+        for scored in found:
+            by_cell.setdefault((id(scored.cell.search), scored.cell.dp), []).append(scored)
+        best = [seeds[:_BEAM] for seeds in list(by_cell.values())[:_CELLS_ANNEALED]]
+        self._improve(best, "annealing")
 
     def _bound(self, cell: Cell) -> float:
         bound_s = cell.bound_s()

@@ -117,3 +117,37 @@ def test_recomputation_trades_time_for_memory() -> None:
     with pytest.raises(InputError, match="knows neither recomputation"):
         build_problem({**job("full"), "cost_model": "published", "training": {
             "global_batch": 64, "precision": "fp32", "recompute": "full"}})  # fmt: skip
+
+
+def test_a_tied_table_counts_once_on_one_stage() -> None:
+    """GPT-2 large: 774.1 M parameters on one stage; on two stages each has its own table."""
+    gpt2 = {
+        "name": "gpt2-large",
+        "num_layers": 36,
+        "hidden": 1280,
+        "ffn": 5120,
+        "num_heads": 20,
+        "num_kv_heads": 20,
+        "head_dim": 64,
+        "vocab": 50257,
+        "seq_len": 1024,
+        "max_positions": 1024,
+        "tied_embeddings": True,
+    }
+    problem = build_problem(
+        {
+            "name": "tied",
+            "model": gpt2,
+            "training": {"global_batch": 8, "precision": "bf16"},
+            "pool": [{"zone": "us-central1-a", "gpu": "A100-40GB", "quota": 2}],
+        }
+    )
+    kind = WorkerKind("A100-40GB", "us-central1-a", Market.ON_DEMAND, "a2-highgpu-1g", 1)
+    (one,) = estimate(problem, plan_of("gpt2-large", (0, 38), [Column((kind,), 1, 1, 8)], 8)).memory
+    table, rest = 50304 * 1280, 774_090_240 - 50304 * 1280
+    # 36 blocks of 12 h^2 + 13 h, positions, the last norm; checked against the padded total.
+    assert rest == 36 * (12 * 1280**2 + 13 * 1280) + 1024 * 1280 + 2 * 1280
+    assert one.parameters_bytes == pytest.approx(2 * (table + rest), abs=2)
+    two = estimate(problem, plan_of("gpt2-large", (0, 19, 38), [Column((kind, kind), 1, 1, 8)], 8))
+    held = sum(worker.parameters_bytes for worker in two.memory)
+    assert held == pytest.approx(2 * (2 * table + rest), abs=4)

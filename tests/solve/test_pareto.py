@@ -1,0 +1,52 @@
+"""The front of cost and throughput."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from tiny_jobs import tiny_job
+
+from sailor.api import build_problem
+from sailor.interfaces import Limits
+from sailor.model.job import Objective
+from sailor.registry import Registry
+from sailor.sim.estimate import estimate
+from sailor.solve.exhaustive import ExhaustivePlanner
+from sailor.solve.pareto import pareto
+
+REGISTRY = Registry.load(entry_points=False)
+JOB = tiny_job(a100=3, v100=0, zones=1, batch=12, objective="max_throughput",
+               cost_model="published")  # fmt: skip
+
+
+def test_the_ends_are_the_fastest_and_the_cheapest_and_nothing_is_dominated() -> None:
+    problem = build_problem(JOB, registry=REGISTRY)
+    planner = ExhaustivePlanner()
+    front = pareto(problem, planner, num_points=5)
+    assert 2 <= len(front) <= 5
+    best = {}
+    for objective in Objective:
+        case = problem.model_copy(update={"objective": objective})
+        plan = planner.solve(case, Limits(), lambda p: None, lambda: False).plan
+        assert plan is not None
+        best[objective] = estimate(case, plan)
+    fast, cheap = best[Objective.MAX_THROUGHPUT], best[Objective.MIN_COST]
+    assert front[-1].estimate.iterations_per_s == pytest.approx(fast.iterations_per_s)
+    assert front[0].estimate.usd_per_iteration == pytest.approx(cheap.usd_per_iteration)
+    for slower, faster in pairwise(front):
+        assert faster.estimate.iterations_per_s > slower.estimate.iterations_per_s
+        assert faster.estimate.usd_per_iteration > slower.estimate.usd_per_iteration
+    for point in front:
+        assert point.gap == pytest.approx(0.0, abs=1e-9)  # the oracle proves every point
+        assert not point.estimate.violations
+
+
+def test_an_impossible_job_has_no_front() -> None:
+    job = {**JOB, "constraints": {"min_iterations_per_s": 1e6}}
+    assert pareto(build_problem(job, registry=REGISTRY), ExhaustivePlanner()) == ()
+
+
+def test_a_front_of_one_point_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        pareto(build_problem(JOB, registry=REGISTRY), ExhaustivePlanner(), num_points=1)
