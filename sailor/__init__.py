@@ -9,7 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sailor.api import build_problem, load_job, load_plan, optimize, simulate, simulate_events
+    from sailor.api import (
+        build_problem,
+        load_job,
+        load_plan,
+        optimize,
+        pareto,
+        simulate,
+        simulate_events,
+    )
     from sailor.errors import InputError, PluginError, SailorError
     from sailor.hookspecs import hookimpl
     from sailor.interfaces import Limits
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "optimize": "sailor.api",
+    "pareto": "sailor.api",
     "simulate": "sailor.api",
     "simulate_events": "sailor.api",
     "load_job": "sailor.api",
@@ -53,6 +62,7 @@ __all__ = [
     "load_job",
     "load_plan",
     "optimize",
+    "pareto",
     "simulate",
     "simulate_events",
 ]

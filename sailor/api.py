@@ -21,6 +21,8 @@ from sailor.registry import Registry
 from sailor.resolve import resolve
 from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
+from sailor.solve.pareto import ParetoPoint
+from sailor.solve.pareto import pareto as front
 
 DEFAULT_PLANNER = "dynamic"
 
@@ -99,6 +101,31 @@ def optimize(
         problem,
         registry.planner(planner, where="planner"),
         registry,
+        limits=limits or Limits(),
+        on_progress=on_progress or (lambda progress: None),
+        should_stop=should_stop or (lambda: False),
+    )
+
+
+def pareto(
+    job: JobLike,
+    *,
+    points: int = 8,
+    planner: str = DEFAULT_PLANNER,
+    limits: Limits | None = None,
+    registry: Registry | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> tuple[ParetoPoint, ...]:
+    """Return up to `points` plans between the cheapest and the fastest; none beats another.
+
+    Slowest first. The job's own limits hold for every point; empty when there is no plan.
+    """
+    registry = registry or Registry.load()
+    return front(
+        build_problem(job, registry=registry),
+        registry.planner(planner, where="planner"),
+        num_points=points,
         limits=limits or Limits(),
         on_progress=on_progress or (lambda progress: None),
         should_stop=should_stop or (lambda: False),

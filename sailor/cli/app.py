@@ -16,6 +16,7 @@ from sailor.errors import SailorError
 # Verb: module and what help says about it. The text stands here so that help imports no verb.
 VERBS: Mapping[str, tuple[str, str]] = {
     "plan": ("plan", "Plan one job: what to rent, how to split the model, what it takes."),
+    "pareto": ("pareto", "Show what speed costs: plans from the cheapest to the fastest."),
     "simulate": ("simulate", "Estimate a given plan on a job's pool, part by part."),
     "batch": ("batch", "Plan many jobs: one result each, resumable."),
     "validate": ("validate", "Compare the simulator with measurements, row by row."),

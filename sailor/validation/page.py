@@ -16,7 +16,8 @@ _INTRODUCTION = """\
 
 This page is written by `sailor validate --page FILE TABLE...`; don't edit it.
 
-The simulator ran over public measurements, row by row, without a profile. Errors are those of the
+The simulator ran over public measurements, row by row: the SOSP'25 artifact's GH200 runs with their
+measured layer times in the event engine, all others without a profile. Errors are those of the
 prediction against the measured figure, in percent: the mean and the median of their sizes, the
 bias (signed mean) and the worst row. "Above bound" counts rows whose measured peak lies above the
 upper bound that verdicts use.
