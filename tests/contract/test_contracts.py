@@ -231,6 +231,16 @@ class TestDynamicPlanner(PlannerContract):
         return registry().planner("exhaustive")
 
 
+class TestCpSatPlanner(TestDynamicPlanner):
+    def provided(self) -> Planner:
+        return registry().planner("cpsat")
+
+
+class TestAutoPlanner(TestDynamicPlanner):
+    def provided(self) -> Planner:
+        return registry().planner("auto")
+
+
 class TestExhaustivePlanner(PlannerContract):
     def provided(self) -> Planner:
         return registry().planner("exhaustive")
