@@ -12,6 +12,7 @@ from sailor.model.catalog import Catalog
 from sailor.model.job import Job
 from sailor.model.profile import LayerFootprint, LayerProfile, Provenance
 from sailor.registry import Registry
+from sailor.resolve.interpolation import between_measured
 from sailor.resolve.pool import context_of
 
 
@@ -135,15 +136,36 @@ def _profiles_of_gpu(
     job: Job, arch: ModelSpec, gpu: str, max_tp: int, sources: _Sources, found: Profiles
 ) -> None:
     for source, context in sources:
+
+        def measured(
+            tp: int,
+            size: int,
+            source: ProfileSource = source,
+            context: SourceContext = context,
+        ) -> LayerProfile | None:
+            return source.profile(arch, job.training, gpu, tp, size, context)
+
         grid = [
             (tp, size)
             for tp, size in source.grid(arch, job.training, gpu, context)
-            if tp <= max_tp and _wanted(job, arch, tp, size)
+            if tp <= max_tp and _wanted_tp(job, arch, tp)
         ]
-        answers = [source.profile(arch, job.training, gpu, tp, size, context) for tp, size in grid]
+        answers = [measured(tp, size) for tp, size in grid if _wanted_size(job, size)]
         profiles = [answer for answer in answers if answer is not None]
-        if profiles:
-            found.profiles.extend(profiles)
+        more, outside = between_measured(
+            grid,
+            [size for size in _named_sizes(job) if _wanted_size(job, size)],
+            {tp for tp, _ in grid},
+            measured,
+        )
+        if profiles or more:
+            found.profiles.extend([*profiles, *more])
+            found.excluded.extend(f"{gpu}: {text}" for text in outside)
+            found.assumptions.extend(
+                f"{gpu}, microbatch {profile.microbatch}, tp {profile.tp}: layer times are "
+                f"{profile.source.split(':', 1)[0]}"
+                for profile in more
+            )
             return
     names = ", ".join(ref.name for ref in job.sources.profiles)
     found.excluded.append(
@@ -152,16 +174,24 @@ def _profiles_of_gpu(
     )
 
 
-def _wanted(job: Job, arch: ModelSpec, tp: int, microbatch: int) -> bool:
+def _wanted_tp(job: Job, arch: ModelSpec, tp: int) -> bool:
+    space, limits = job.search_space, job.constraints
+    return arch.allows_tp(tp) and (space.tp is None or tp in space.tp) and limits.tp in (None, tp)
+
+
+def _wanted_size(job: Job, microbatch: int) -> bool:
     space, limits = job.search_space, job.constraints
     return (
-        arch.allows_tp(tp)
-        and microbatch <= job.training.global_batch
-        and (space.tp is None or tp in space.tp)
+        microbatch <= job.training.global_batch
         and (space.microbatch is None or microbatch in space.microbatch)
-        and limits.tp in (None, tp)
         and limits.microbatch in (None, microbatch)
     )
+
+
+def _named_sizes(job: Job) -> list[int]:
+    """Return the microbatch sizes that the job names."""
+    pinned = job.constraints.microbatch
+    return sorted({*(job.search_space.microbatch or ()), *(() if pinned is None else (pinned,))})
 
 
 def _footprint(job: Job, arch: ModelSpec, tp: int, sources: _Sources) -> LayerFootprint | None:

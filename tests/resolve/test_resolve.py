@@ -180,3 +180,17 @@ def test_paths_in_a_job_file_are_relative_to_it(tmp_path: Path) -> None:
     )
     assert load_job(path).sources.prices[0].path == str(tmp_path / "prices.yaml")
     assert build_problem(path).placements
+
+
+def test_sizes_between_measured_ones_are_interpolated_and_said_to_be() -> None:
+    """Microbatch 3 lies halfway between 2 and 4; 16 is beyond the measured 8."""
+    problem = build_problem(job(search_space={"microbatch": [2, 3, 4, 16], "tp": [2]}))
+    by_size = {p.microbatch: p for p in problem.profiles}
+    assert sorted(by_size) == [2, 3, 4]
+    middle = (by_size[2].block.forward_s + by_size[4].block.forward_s) / 2
+    assert by_size[3].block.forward_s == pytest.approx(middle, rel=1e-12)
+    assert by_size[3].source.startswith("interpolated between microbatch 2 and 4")
+    assert any("microbatch 3, tp 2" in text for text in problem.assumptions)
+    assert any("microbatch 16 at tp 2: outside" in text for text in problem.excluded)
+    pinned = build_problem(job(constraints={"microbatch": 3, "tp": 2}))
+    assert [p.microbatch for p in pinned.profiles] == [3]
