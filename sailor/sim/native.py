@@ -87,11 +87,8 @@ class SailorModel:
         """Return the cost terms of these kinds at one microbatch size."""
         index = ProfileIndex(problem)
         links = link_table(problem, kinds)
-        output = index.whole(lambda footprint, kind: footprint.unit(kind).output_bytes)
-        sizes, by_unit = np.unique(output * microbatch, return_inverse=True)
-        parameters = np.concatenate(
-            ([0.0], np.cumsum(index.whole(lambda footprint, kind: footprint.unit(kind).params)))
-        )
+        sizes, by_unit = index.message_sizes(microbatch)
+        parameters = index.parameters_prefix()
         wire = parameters * _WIRE_BYTES[problem.training.precision]
         grid = np.arange(len(kinds))
         send = with_shared_cards(problem, kinds, links).transfer_s(
@@ -106,11 +103,7 @@ class SailorModel:
             microbatch=microbatch,
             num_units=problem.arch.num_units,
             usable=index.usable(kinds, microbatch),
-            compute_prefix_s=index.time_prefix(
-                kinds,
-                microbatch,
-                lambda profile, kind: profile.unit(kind).forward_s + profile.unit(kind).backward_s,
-            ),
+            compute_prefix_s=index.compute_prefix_s(kinds, microbatch),
             update_s=np.zeros(len(kinds)),
             update_prefix_s=self._update_prefix(problem, index, kinds, microbatch),
             memory=self._memory(problem, index, kinds, microbatch),

@@ -74,6 +74,25 @@ class ProfileIndex:
         arch = self.arch
         return np.array([value(footprint, arch.unit_kind(u)) for u in range(arch.num_units)])
 
+    def compute_prefix_s(self, kinds: Sequence[WorkerKind], microbatch: int) -> Floats:
+        """Return [K, U + 1]: forward and backward seconds of one microbatch."""
+        return self.time_prefix(
+            kinds,
+            microbatch,
+            lambda profile, kind: profile.unit(kind).forward_s + profile.unit(kind).backward_s,
+        )
+
+    def message_sizes(self, microbatch: int) -> tuple[Floats, NDArray[np.int64]]:
+        """Return the distinct bytes that units hand on, and each unit's class among them."""
+        output = self.whole(lambda footprint, kind: footprint.unit(kind).output_bytes)
+        sizes, by_unit = np.unique(output * microbatch, return_inverse=True)
+        return sizes, by_unit
+
+    def parameters_prefix(self) -> Floats:
+        """Return [U + 1]: parameters of the whole model, summed over units."""
+        units = self.whole(lambda footprint, kind: footprint.unit(kind).params)
+        return np.concatenate(([0.0], np.cumsum(units)))
+
 
 def unit_prefix(arch: ModelSpec, value: Callable[[UnitKind], float] | None) -> Floats:
     """Return [U + 1] prefix sums of a value by unit kind."""

@@ -72,11 +72,8 @@ class PublishedModel:
         """Return the cost terms of these kinds at one microbatch size."""
         index = ProfileIndex(problem)
         links = link_table(problem, kinds)
-        output = index.whole(lambda footprint, kind: footprint.unit(kind).output_bytes)
-        sizes, by_unit = np.unique(output * microbatch, return_inverse=True)
-        parameters = np.concatenate(
-            ([0.0], np.cumsum(index.whole(lambda footprint, kind: footprint.unit(kind).params)))
-        )
+        sizes, by_unit = index.message_sizes(microbatch)
+        parameters = index.parameters_prefix()
         grid = np.arange(len(kinds))
         send = links.fitted_transfer_s(
             sizes[:, None, None], grid[None, :, None], grid[None, None, :]
@@ -87,11 +84,7 @@ class PublishedModel:
             microbatch=microbatch,
             num_units=problem.arch.num_units,
             usable=index.usable(kinds, microbatch),
-            compute_prefix_s=index.time_prefix(
-                kinds,
-                microbatch,
-                lambda profile, kind: profile.unit(kind).forward_s + profile.unit(kind).backward_s,
-            ),
+            compute_prefix_s=index.compute_prefix_s(kinds, microbatch),
             update_s=np.array(
                 [getattr(index.profile(k, microbatch), "optimizer_s", 0.0) for k in kinds]
             ),
