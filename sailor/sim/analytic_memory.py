@@ -95,8 +95,6 @@ def rank_memory(
     activations = _in_flight_bytes(model, execution, layout, rank)
     logits = _logits_bytes(model, execution, layout, chunks, facts.logit_bytes, gpu)
     temporary = _temporary_bytes(model, execution, layout, chunks, logits, facts)
-    # The optimizer step comes when the activations are gone.
-    temporary += max(0.0, states[5] - activations - logits - temporary)
     moving = activations + logits + temporary
     reserve = facts.slack * moving + facts.state_slack * sum(states[:4])
     parts = MemoryParts(
@@ -179,16 +177,15 @@ def shard_ranks(execution: Execution, layout: Layout) -> tuple[int, int]:
 def _states(
     model: ModelSpec, execution: Execution, layout: Layout, chunks: Sequence[Chunk]
 ) -> tuple[float, ...]:
-    """Return parameters, gradients, master copies, moments, gathers, the step's gradients."""
+    """Return parameters, gradients, master copies, moments and gathered weights."""
     each = state_bytes(execution)
-    totals = [0.0] * 6
+    totals = [0.0] * 5
     for params, ranks in zip(
         rank_params(model, execution, layout, chunks), shard_ranks(execution, layout), strict=True
     ):
         shares = _shares(each, execution.zero, ranks)
         for index, (size, share) in enumerate(shares):
             totals[index] += params * size / share
-    totals[5], totals[4] = totals[4], 0.0
     if execution.zero == 3:
         totals[4] = _gathered_table(model, execution, layout, chunks)
     return tuple(totals)
@@ -203,7 +200,6 @@ def _shares(each: StateBytes, zero: int, ranks: int) -> tuple[tuple[float, int],
         (each.grads, over(each.grads_stage)),
         (each.master, over(1)),
         (each.moments, over(1)),
-        (each.step_grads, over(1)),
     )
 
 

@@ -23,7 +23,6 @@ class StateBytes:
     grads: float  # what the backward pass adds up into
     master: float  # the fp32 copy that the optimizer updates
     moments: float  # the optimizer's two averages
-    step_grads: float = 0.0  # gradients in fp32 for the optimizer, where `grads` isn't
     weights_stage: int = 3
     grads_stage: int = 2
 
