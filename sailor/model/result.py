@@ -38,7 +38,7 @@ class Result(Record):
     gap: float | None = Field(default=None, ge=0)
     rules: tuple[str, ...] = ()  # what cut the search space
     reasons: tuple[str, ...] = ()  # why there is no plan
-    excluded: tuple[str, ...] = ()  # offers that could not be used, with the reason
+    excluded: tuple[str, ...] = ()  # what could not be used and why, and remarks on prices
     assumptions: tuple[str, ...] = ()
     stopped_early: bool = False
     evaluations: int = 0

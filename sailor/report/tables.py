@@ -35,7 +35,7 @@ def result_text(result: Result) -> str:
     )
     notes = (
         section("Assumptions", digest(_assumptions(result))),
-        section("Not used", digest(result.excluded)),
+        section("Not used, and remarks", digest(result.excluded)),
         section("Rules of the search", digest(result.rules)),
     )
     if result.plan is None or result.estimate is None:

@@ -176,7 +176,9 @@ class Scorer:
         # Comparisons with a limit tolerate rounding, like the check of the finished plan.
         score = np.where(breach > 1e-9, BREACH * (1 + np.minimum(breach, 1e6) * 1e-6), score)
         score = np.where(found.fits, score, BREACH * 4)
-        return np.where(np.isfinite(score), score, BREACH * 1e6)
+        # An unknown link makes the time infinite, an unknown egress price the dollars NaN; such a
+        # plan can't be estimated, whatever the objective.
+        return np.where(np.isfinite(score) & np.isfinite(usd), score, BREACH * 1e6)
 
 
 def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats]:

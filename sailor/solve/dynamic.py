@@ -126,7 +126,7 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
         problem.objective is Objective.MIN_COST
         or problem.constraints.max_usd_per_iteration is not None
     )
-    merged = H6 in rules
+    merged = H6 in rules and _zones_are_alike(problem, zones)
     together = pools_of(problem, slots, merge_zones=merged)
     if len(zones) == 1 or not money:
         return [(together, 0.0)]
@@ -134,7 +134,7 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
     if merged:
         here = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
         ring = [
-            here.get((a, b), 0.0)
+            here[a, b]
             for a, b in zip(zones, zones[1:] + zones[:1], strict=True)
             if problem.zone(a).region == problem.zone(b).region
         ]
@@ -149,6 +149,21 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
             seen.add(key)
             found.append((alone, 0.0))
     return found
+
+
+def _zones_are_alike(problem: Problem, zones: Sequence[str]) -> bool:
+    """Return whether every pair of zones of a region has a link and a price for its bytes.
+
+    Where one is unknown, one pool can't stand for both zones: no plan may send anything there.
+    """
+    linked = {(link.src, link.dst) for link in problem.links}
+    priced = {(price.src, price.dst) for price in problem.egress}
+    return all(
+        (a, b) in linked and (a, b) in priced
+        for a in zones
+        for b in zones
+        if problem.zone(a).region == problem.zone(b).region
+    )
 
 
 def _price(problem: Problem, pool: Pool) -> float:

@@ -72,9 +72,11 @@ class ExhaustivePlanner:
         rules = ("every split, kind, dp and profiled microbatch size",)
         if plan is None:
             reasons, _ = why_nothing_fits(problem)
+            # With a full list there may be a legal plan behind those that were estimated.
+            all_seen = len(best) < _ESTIMATED and not budget.exceeded
             return SearchOutcome(
                 None,
-                proven=not budget.exceeded,
+                proven=all_seen,
                 rules=rules,
                 reasons=tuple(reasons),
                 stopped_early=budget.exceeded,

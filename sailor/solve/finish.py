@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
@@ -98,4 +100,4 @@ def _value(
 ) -> float:
     batch = batch_of_one(cuts, columns, kinds)
     found = evaluate(tables, batch, scorer.headroom_bytes)
-    return float(scorer.of(found, found.egress_usd * 0.0)[0])
+    return float(scorer.of(found, np.zeros(1))[0])

@@ -144,7 +144,7 @@ Time of one iteration                        Cost of one iteration
 Assumptions
   - latencies are assumed
 
-Not used
+Not used, and remarks
   - far: no price
 
 Rules of the search

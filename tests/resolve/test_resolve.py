@@ -194,3 +194,27 @@ def test_sizes_between_measured_ones_are_interpolated_and_said_to_be() -> None:
     assert any("microbatch 16 at tp 2: outside" in text for text in problem.excluded)
     pinned = build_problem(job(constraints={"microbatch": 3, "tp": 2}))
     assert [p.microbatch for p in pinned.profiles] == [3]
+
+
+@pytest.mark.parametrize("planner", ["dynamic", "exhaustive"])
+def test_a_zone_pair_without_egress_price_is_avoided(tmp_path: Path, planner: str) -> None:
+    """Twice the GPUs lie in two zones; bytes between them have no price, so one zone is used."""
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        "schema_version: 1\nsource: test\nas_of: 2026-01-01\n"
+        "prices: [{gpu: A100-40GB, usd_per_gpu_hour: 3}]\negress: {same_zone: 0}\n"
+    )
+    one, two = "a2-highgpu-1g", "a2-highgpu-2g"
+    wanted = job(
+        training={"global_batch": 64, "precision": "fp32"},
+        pool=[
+            {"zone": zone, "gpu": "A100-40GB", "quota": 2, "node_types": [one, two]}
+            for zone in ("us-central1-a", "us-central1-b")
+        ],
+        sources={"prices": {"file": str(prices)}},
+        constraints={"microbatch": 2, "pp": 1},
+    )
+    result = optimize(wanted, planner=planner)
+    assert result.plan is not None
+    assert len({r.zone for stage in result.plan.stages for r in stage.replicas}) == 1
+    assert any("egress is unknown" in text for text in result.excluded)

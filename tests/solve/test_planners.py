@@ -68,7 +68,7 @@ def test_dynamic_never_beats_exhaustive_and_is_near_it(job: dict[str, Any]) -> N
     assert exact.objective_value is not None
     assert not better(problem, found.objective_value, exact.objective_value)
     ratio = found.objective_value / exact.objective_value
-    assert 0.75 <= ratio <= 1.35
+    assert 0.97 <= ratio <= 1.03
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -24,11 +25,13 @@ from statistics import fmean
 import pytest
 
 from sailor.model.catalog import Catalog
-from sailor.model.hardware import NodeType
+from sailor.model.hardware import EgressPrice, Market, NodeType
 from sailor.model.job import BatchTolerance, Constraints, Objective, SearchSpace, Training
 from sailor.model.plan import Plan, Replica, Stage
 from sailor.model.presets import preset
-from sailor.model.problem import Problem
+from sailor.model.problem import Placement, Problem
+from sailor.sim import provenance
+from sailor.sim.estimate import estimate
 from sailor.sim.event_estimate import EventEstimate, event_time
 from sailor.sim.platforms import Figure, Platform, platform_of
 from sailor.sources.embedded import embedded_store
@@ -293,3 +296,40 @@ def test_rows_are_those_of_the_artifact() -> None:
                     assert float(row["reduction_s"]) == document["red_grads"]
                 seen += 1
     assert seen == 15
+
+
+def closed_form(run: Run) -> float:
+    """Seconds by the planners' closed form; prices are any, since only time counts."""
+    base = problem(GPUS_A_NODE.get(run.group))
+    priced = base.model_copy(
+        update={
+            "placements": tuple(
+                Placement(
+                    zone=ZONE, node_type=node.name, market=Market.ON_DEMAND, usd_per_hour=1.0,
+                    price_source="test",
+                )
+                for node in base.nodes
+            ),
+            "egress": (
+                EgressPrice(
+                    src=ZONE, dst=ZONE, usd_per_byte=0.0, source="test", as_of=date(2025, 8, 14)
+                ),
+            ),
+        }
+    )  # fmt: skip
+    return estimate(priced, run.plan).iteration_s
+
+
+def test_the_error_bands_that_estimates_print_are_these_rows() -> None:
+    runs = [run for group in ("gh200", "rtx_mix", "rtx_earlier") for run in runs_of(group)]
+    assert len(runs) == 19
+    engine = [abs(error_pct(predict(run).total_s, run.measured_s)) for run in runs]
+    closed = [abs(error_pct(closed_form(run), run.measured_s)) for run in runs]
+    memory = [
+        abs(error_pct(peak_bytes(predict(run)), run.measured_bytes))
+        for run in runs
+        if run.measured_bytes is not None
+    ]
+    assert sum(engine) / len(engine) == pytest.approx(provenance._EVENT_TIME_PCT, abs=0.1)
+    assert sum(closed) / len(closed) == pytest.approx(provenance._CLOSED_FORM_TIME_PCT, abs=0.1)
+    assert sum(memory) / len(memory) == pytest.approx(provenance._MEASURED_MEMORY_PCT, abs=0.1)
