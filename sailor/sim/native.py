@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
-from sailor.model.profile import LayerFootprint, Provenance
+from sailor.model.profile import LayerFootprint, LayerProfile, Provenance
 from sailor.sim.frameworks import framework_facts
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table, with_shared_cards
@@ -41,6 +41,8 @@ _WIRE_BYTES = {"fp32": 4.0, "fp16": 4.0, "bf16": 4.0}  # gradients are reduced i
 _FACTS = framework_facts("megatron-lm")
 _CAMPAIGN_SPREAD_BYTES = 0.8e9
 _MEASURED_MARGIN = 0.05
+# Adam in fp32 reads a parameter, its gradient and two moments and writes all but the gradient.
+_STEP_TRAFFIC_BYTES = 28.0
 # NCCL_BUFFSIZE, 4 MiB by default: a send returns once its part lies in the buffer.
 _TRANSPORT_BUFFER_BYTES = 4.0 * 2**20
 # The backward pass of the loss holds logits, their fp32 softmax and the gradient at once.
@@ -125,12 +127,18 @@ class SailorModel:
     def assumptions(self, problem: Problem) -> Sequence[str]:
         """Return the defaults that this model uses on this problem."""
         bases = [(gpu.name, platform_of(gpu.name).base_memory_bytes) for gpu in problem.gpus]
-        return tuple(
+        outside = [
             f"{base.value / 1e9:.1f} GB of each {name} lie outside the allocator (context, NCCL); "
             f"{base.source}"
             for name, base in bases
             if base.assumed
-        )
+        ]
+        unmeasured = sorted({p.gpu for p in problem.profiles if p.optimizer_s == 0})
+        steps = [
+            f"the optimizer step on {gpu} was not measured; it is counted as its memory traffic"
+            for gpu in unmeasured
+        ]
+        return (*outside, *steps)
 
     @staticmethod
     def _update_prefix(
@@ -138,9 +146,7 @@ class SailorModel:
     ) -> Floats:
         parameters = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).params)
         profiles = [index.profile(kind, microbatch) for kind in kinds]
-        per_parameter = np.array(
-            [p.optimizer_s / p.optimizer_params if p else 0.0 for p in profiles]
-        )
+        per_parameter = np.array([_step_s(problem, p) if p else 0.0 for p in profiles])
         seconds: Floats = parameters * per_parameter[:, None]
         return seconds
 
@@ -190,6 +196,13 @@ class SailorModel:
             in_flight_capped=True,
             margin=_margin(problem, kinds),
         )
+
+
+def _step_s(problem: Problem, profile: LayerProfile) -> float:
+    """Return the seconds of an optimizer step a parameter; a missing measurement is no zero."""
+    if profile.optimizer_s > 0:
+        return profile.optimizer_s / profile.optimizer_params
+    return _STEP_TRAFFIC_BYTES / problem.gpu(profile.gpu).memory_bandwidth
 
 
 def _tied_share(problem: Problem, footprint: LayerFootprint) -> float:

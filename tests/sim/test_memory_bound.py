@@ -151,3 +151,22 @@ def test_a_tied_table_counts_once_on_one_stage() -> None:
     two = estimate(problem, plan_of("gpt2-large", (0, 19, 38), [Column((kind, kind), 1, 1, 8)], 8))
     held = sum(worker.parameters_bytes for worker in two.memory)
     assert held == pytest.approx(2 * (2 * table + rest), abs=4)
+
+
+def test_an_optimizer_step_that_was_not_measured_is_not_free() -> None:
+    """GPT-Neo on A100-80GB has no measured step: 28 bytes a parameter over the card's bandwidth."""
+    problem = build_problem(
+        {
+            "name": "neo",
+            "model": "gpt-neo-2.7b",
+            "training": {"global_batch": 8, "precision": "fp32"},
+            "pool": [{"zone": "us-central1-a", "gpu": "A100-80GB", "quota": 2}],
+            "search_space": {"microbatch": [1]},
+        }
+    )
+    kind = WorkerKind("A100-80GB", "us-central1-a", Market.ON_DEMAND, "a2-ultragpu-2g", 2)
+    found = estimate(problem, plan_of("gpt-neo-2.7b", (0, 34), [Column((kind,), 1, 1, 8)], 8))
+    parameters = 69795840 + 32 * 39345920 + 5120
+    bandwidth = problem.gpu("A100-80GB").memory_bandwidth
+    assert found.time.update_s == pytest.approx(28 * parameters / bandwidth)
+    assert any("optimizer step on A100-80GB was not measured" in a for a in found.assumptions)
