@@ -9,9 +9,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from sailor.model.arch import ModelSpec
 from sailor.model.catalog import Catalog
+from sailor.model.cluster import Cluster
 from sailor.model.estimate import Estimate
+from sailor.model.execution import Precision
 from sailor.model.hardware import EgressPrice, Link, Market, Offer, Price
-from sailor.model.job import Job, Precision, Training
+from sailor.model.job import Job, Training
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.model.profile import LayerFootprint, LayerProfile
@@ -39,10 +41,11 @@ class WorkerGroup:
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source may look at: the catalogue, and the file that the job names for it."""
+    """What a source may look at: catalogue, the file that the job names for it, the cluster."""
 
     catalog: Catalog
     path: Path | None = None
+    cluster: Cluster = field(default_factory=Cluster)
 
 
 @dataclass(frozen=True)
@@ -180,20 +183,31 @@ class AvailabilitySource(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a planner may search. `wall_s` None: until it is done."""
+    """How long a planner may search. `wall_s` None: until it is done.
+
+    `gap` is relative: a plan so near the bound is good enough. None: as the planner likes.
+    """
 
     wall_s: float | None = None
     seed: int = 0
     disabled_rules: tuple[str, ...] = ()  # heuristics switched off, by name
+    gap: float | None = None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A sign of life from a planner."""
+    """A sign of life from a planner.
+
+    `bound` is in the units of the objective, `gap` relative to the bound; `cells_left` are the
+    parts of the search that may still hold something better by more than the wanted gap.
+    """
 
     message: str
     objective_value: float | None = None
     evaluations: int = 0
+    bound: float | None = None
+    gap: float | None = None
+    cells_left: int | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +221,8 @@ class SearchOutcome:
     reasons: tuple[str, ...] = ()
     stopped_early: bool = False
     evaluations: int = 0
+    stop_reason: str | None = None  # why the search ended, in words
+    finalists: tuple[Plan, ...] = ()  # the best other plans that were found, best first
 
 
 @runtime_checkable

@@ -53,6 +53,15 @@ class Catalog:
             gpu_aliases=self.gpu_aliases,
         )
 
+    def only_nodes(self, names: Iterable[str]) -> Self:
+        """Return a catalogue with these node types and no others."""
+        return type(self)(
+            gpus=self.gpus,
+            nodes={name: self.node(name) for name in names},
+            zones=self.zones,
+            gpu_aliases=self.gpu_aliases,
+        )
+
     def gpu(self, name: str, *, where: str | None = None) -> GpuType:
         """Return a GPU type by name or alias."""
         found = self.gpus.get(self.gpu_aliases.get(name, name))

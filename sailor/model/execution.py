@@ -1,7 +1,7 @@
 """How a model is executed: what framework, kernels and memory savings a run uses.
 
-`Training` says what is computed; `Execution` says by which program. The same plan takes different
-time and memory under two frameworks, so every estimate without a profile needs both.
+The same plan takes different time and memory under two frameworks, so that every estimate without
+a profile needs them. A job's `training` is an `Execution` with a global batch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from sailor.model.arch import ModelSpec
 from sailor.model.base import Record
-from sailor.model.job import Precision
+from sailor.model.hardware import GpuType
 
+Precision = Literal["fp32", "fp16", "bf16"]
 Framework = Literal[
     "megatron-lm",  # Megatron-LM and its core library
     "megatron-deepspeed",  # Megatron-LM models under DeepSpeed's engine
@@ -27,22 +29,12 @@ Recompute = Literal["none", "selective", "operators", "full"]
 Attention = Literal["flash", "flash1", "eager"]  # flash1: fused kernels of 2022 and 2023
 
 
-class Experts(Record):
-    """The experts of a mixture-of-experts model, in every block but the first `dense_blocks`."""
-
-    num_experts: int = Field(ge=2, le=65536)
-    top_k: int = Field(ge=1, le=1024)
-    ffn: int = Field(ge=1)  # hidden columns of one expert
-    shared_ffn: int = Field(default=0, ge=0)  # columns of the expert that every token visits
-    dense_blocks: int = Field(default=0, ge=0)
-
-
 class Execution(Record):
     """Program options with the defaults of the framework's own command line.
 
     `zero` 1 is also Megatron's distributed optimizer, 3 also FSDP's full sharding; `zero_group`
     limits the ranks that share states (None: the whole data-parallel group). `cp` splits the
-    sequence, `ep` the experts. `vpp` is the number of model chunks a pipeline rank holds.
+    sequence, `ep` the experts.
     """
 
     framework: Framework = "megatron-lm"
@@ -55,13 +47,11 @@ class Execution(Record):
     recompute: Recompute = "none"
     recompute_stops_early: bool = False  # full: all but a block's last product runs again
     sequence_parallel: bool = False
-    attention: Attention = "flash"
+    attention: Attention | None = None  # None: flash where the GPU type can, which bf16 tells
     dropout: bool = False
     cp: int = Field(default=1, ge=1, le=1024)
-    vpp: int = Field(default=1, ge=1, le=256)
     ep: int = Field(default=1, ge=1, le=4096)
     expert_tp: int | None = Field(default=None, ge=1)  # None: as tp
-    experts: Experts | None = None
     fused_norms: bool = True  # norm, rotary and activation kernels that keep no extra copies
     fused_loss: bool = False  # one kernel for softmax and loss over the vocabulary's parts
     deferred_head_grad: bool = False  # the head's weight gradients are left for the pass's end
@@ -74,17 +64,19 @@ class Execution(Record):
     vocab_parallel: bool = True  # tp splits the vocabulary's table (off: each rank gathers it)
     vocab_divisor: int = Field(default=128, ge=1)  # vocabulary pads to a multiple of this times tp
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.ep > 1 and self.experts is None:
-            raise ValueError("ep above 1 needs experts: a dense model has none to spread")
-        if self.experts and self.experts.num_experts % self.ep:
-            raise ValueError(
-                f"num_experts {self.experts.num_experts} is not a multiple of ep {self.ep}"
-            )
-        if self.experts and self.experts.top_k > self.experts.num_experts:
-            raise ValueError("top_k is larger than num_experts")
-        return self
+    def on(self, gpu: GpuType) -> Self:
+        """Return the options with the attention kernel that runs on a GPU type."""
+        if self.attention is not None:
+            return self
+        return self.model_copy(update={"attention": "flash" if gpu.bf16 else "eager"})
+
+    def check_model(self, model: ModelSpec) -> None:
+        """Raise ValueError where the degrees don't suit a model's experts."""
+        experts = model.experts
+        if self.ep > 1 and experts is None:
+            raise ValueError(f"ep {self.ep} needs experts: {model.name} has none to spread")
+        if experts and experts.num_experts % self.ep:
+            raise ValueError(f"num_experts {experts.num_experts} is not a multiple of ep {self.ep}")
 
 
 class Chunk(Record):

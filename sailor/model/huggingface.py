@@ -12,17 +12,20 @@ from pydantic import ValidationError
 
 from sailor.errors import InputError, did_you_mean
 from sailor.model.arch import ModelSpec
+from sailor.model.huggingface_dense import gemma, gpt2, gpt_neo, llama, opt, qwen3, starcoder2
+from sailor.model.huggingface_experts import deepseek, mixtral, qwen_moe
+from sailor.model.huggingface_keys import Config
 
 MAX_CONFIG_BYTES = 10_000_000
-
-_Config = Mapping[str, Any]
 
 
 def read_config(path: Path | str, seq_len: int | None = None) -> ModelSpec:
     """Return the model that a `config.json` describes.
 
-    Families: llama, mistral, qwen2, gpt2, gpt_neo, opt. `seq_len` (tokens) None: the longest
-    sequence that the config allows. Attention windows are not modelled: attention counts as full.
+    Dense families: gemma, gpt2, gpt_neo, granite, llama, mistral, opt, phi3, qwen2, qwen3,
+    starcoder2; with experts: deepseek, granitemoe, mixtral, qwen2_moe, qwen3_moe. `seq_len`
+    (tokens) None: the longest sequence that the config allows. Attention windows are not modelled:
+    attention counts as full.
     """
     file = Path(path)
     config = _load(file)
@@ -33,9 +36,15 @@ def read_config(path: Path | str, seq_len: int | None = None) -> ModelSpec:
             where=str(file),
             hint=f"known families: {', '.join(_FAMILIES)}",
         )
+    if family in _REFUSED:
+        raise InputError(
+            f"model_type {family!r} can't be described here: {_REFUSED[family]}",
+            where=str(file),
+            hint=f"known families: {', '.join(_FAMILIES)}",
+        )
     if family not in _FAMILIES:
         raise InputError(
-            f"model_type {family!r} can't be described as a dense decoder-only transformer here",
+            f"model_type {family!r} is no decoder-only transformer that can be described here",
             where=str(file),
             hint=did_you_mean(family, _FAMILIES),
         )
@@ -54,7 +63,7 @@ def read_config(path: Path | str, seq_len: int | None = None) -> ModelSpec:
         raise InputError(message, where=str(file), hint="check the config's numbers") from error
 
 
-def _load(file: Path) -> _Config:
+def _load(file: Path) -> Config:
     where = str(file)
     try:
         if file.stat().st_size > MAX_CONFIG_BYTES:
@@ -79,146 +88,36 @@ def _load(file: Path) -> _Config:
     return config
 
 
-def _llama(config: _Config, where: str) -> dict[str, Any]:
-    """Map llama, mistral and qwen2, which share their keys.
-
-    qwen2's bias on queries, keys and values (under 0.01 % of the parameters) is left out.
-    """
-    heads = _number(config, "num_attention_heads", where)
-    hidden = _number(config, "hidden_size", where)
-    return {
-        "num_layers": _number(config, "num_hidden_layers", where),
-        "hidden": hidden,
-        "ffn": _number(config, "intermediate_size", where),
-        "num_heads": heads,
-        "num_kv_heads": _number(config, "num_key_value_heads", where, default=heads),
-        "head_dim": _number(config, "head_dim", where)
-        if config.get("head_dim") is not None
-        else _head_dim(hidden, heads, where),
-        "vocab": _number(config, "vocab_size", where),
-        "seq_len": _number(config, "max_position_embeddings", where),
-        "tied_embeddings": _flag(config, "tie_word_embeddings", where, default=False),
-        "gated_mlp": True,
-        "biases": _flag(config, "attention_bias", where, default=False)
-        and _flag(config, "mlp_bias", where, default=False),
-        "norm": "rmsnorm",
-    }
-
-
-def _gpt2(config: _Config, where: str) -> dict[str, Any]:
-    hidden = _number(config, "n_embd", where)
-    positions = _number(config, "n_positions", where)
-    return _with_learned_positions(
-        config,
-        where,
-        num_layers=_number(config, "n_layer", where),
-        hidden=hidden,
-        heads=_number(config, "n_head", where),
-        ffn=_number(config, "n_inner", where, default=4 * hidden),
-        positions=positions,
-    )
-
-
-def _gpt_neo(config: _Config, where: str) -> dict[str, Any]:
-    hidden = _number(config, "hidden_size", where)
-    return _with_learned_positions(
-        config,
-        where,
-        num_layers=_number(config, "num_layers", where),
-        hidden=hidden,
-        heads=_number(config, "num_heads", where),
-        ffn=_number(config, "intermediate_size", where, default=4 * hidden),
-        positions=_number(config, "max_position_embeddings", where),
-    )
-
-
-def _opt(config: _Config, where: str) -> dict[str, Any]:
-    hidden = _number(config, "hidden_size", where)
-    projection = _number(config, "word_embed_proj_dim", where, default=hidden)
-    if projection != hidden:
-        raise InputError(
-            f"word_embed_proj_dim {projection} differs from hidden_size {hidden}; a projected "
-            "embedding can't be described here",
-            where=where,
-            hint="use the preset opt-350m, which has an embedding of full width",
-        )
-    fields = _with_learned_positions(
-        config,
-        where,
-        num_layers=_number(config, "num_hidden_layers", where),
-        hidden=hidden,
-        heads=_number(config, "num_attention_heads", where),
-        ffn=_number(config, "ffn_dim", where),
-        positions=_number(config, "max_position_embeddings", where),
-    )
-    # OPT's table has two rows before position 0 (the padding offset of its code).
-    return {**fields, "max_positions": fields["max_positions"] + 2}
-
-
-_FAMILIES: Mapping[str, Callable[[_Config, str], dict[str, Any]]] = {
-    "gpt2": _gpt2,
-    "gpt_neo": _gpt_neo,
-    "llama": _llama,
-    "mistral": _llama,
-    "opt": _opt,
-    "qwen2": _llama,
+_FAMILIES: Mapping[str, Callable[[Config, str], dict[str, Any]]] = {
+    "deepseek": deepseek,
+    "gemma": gemma,
+    "gpt2": gpt2,
+    "gpt_neo": gpt_neo,
+    "granite": llama,
+    "granitemoe": mixtral,
+    "llama": llama,
+    "mistral": llama,
+    "mixtral": mixtral,
+    "opt": opt,
+    "phi3": llama,
+    "qwen2": llama,
+    "qwen2_moe": qwen_moe,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen_moe,
+    "starcoder2": starcoder2,
 }
 
-
-def _with_learned_positions(
-    config: _Config,
-    where: str,
-    *,
-    num_layers: int,
-    hidden: int,
-    heads: int,
-    ffn: int,
-    positions: int,
-) -> dict[str, Any]:
-    """Return the fields of a GPT-2-like model: learned positions, LayerNorm, biases, no gate."""
-    return {
-        "num_layers": num_layers,
-        "hidden": hidden,
-        "ffn": ffn,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": _head_dim(hidden, heads, where),
-        "vocab": _number(config, "vocab_size", where),
-        "seq_len": positions,
-        "max_positions": positions,
-        "tied_embeddings": _flag(config, "tie_word_embeddings", where, default=True),
-        "gated_mlp": False,
-        "biases": True,
-        "norm": "layernorm",
-    }
-
-
-def _number(config: _Config, key: str, where: str, *, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        if default is not None:
-            return default
-        raise InputError(f"the key {key!r} is missing", where=where, hint=f"add {key}")
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{key} is {value!r}", where=where, hint="write a whole number above 0")
-    return value
-
-
-def _flag(config: _Config, key: str, where: str, *, default: bool) -> bool:
-    value = config.get(key, default)
-    if not isinstance(value, bool):
-        raise InputError(f"{key} is {value!r}", where=where, hint="write true or false")
-    return value
-
-
-def _head_dim(hidden: int, heads: int, where: str) -> int:
-    if hidden % heads:
-        raise InputError(
-            f"hidden size {hidden} is not a multiple of {heads} heads",
-            where=where,
-            hint="correct one of them",
-        )
-    return hidden // heads
+_LATENT = "its keys and values come from a latent vector (multi-head latent attention)"
+_FOUR_NORMS = "its blocks have four norms"
+_REFUSED: Mapping[str, str] = {
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "kimi_k2": _LATENT,
+    "gemma2": _FOUR_NORMS,
+    "gemma3_text": _FOUR_NORMS,
+    "olmo": "its norms have no weights",
+    "olmo2": "its norms stand behind attention and feed-forward part",
+}
 
 
 def _check_positions(fields: Mapping[str, Any], seq_len: int, where: str) -> None:
@@ -231,7 +130,7 @@ def _check_positions(fields: Mapping[str, Any], seq_len: int, where: str) -> Non
         )
 
 
-def _name(config: _Config, file: Path) -> str:
+def _name(config: Config, file: Path) -> str:
     """Return the model's name: what the config says, else the folder's, else the family's."""
     stated = config.get("_name_or_path")
     name = str(stated).rstrip("/").rsplit("/", 1)[-1] if isinstance(stated, str) else ""

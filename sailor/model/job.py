@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from sailor.model.arch import ModelSpec
 from sailor.model.base import Record
+from sailor.model.cluster import ClusterRef
+from sailor.model.execution import Execution, Recompute
 from sailor.model.hardware import EgressPrice, GpuType, Link, Name, NodeType, Offer, Price, Zone
 from sailor.model.units import Bytes, Usd
-
-Precision = Literal["fp32", "fp16", "bf16"]
 
 
 class Objective(StrEnum):
@@ -30,20 +30,26 @@ class HuggingFaceModel(Record):
     seq_len: int | None = Field(default=None, ge=1)
 
 
-class Training(Record):
-    """How the model is trained; `global_batch` is sequences an iteration."""
+class Training(Execution):
+    """How the model is trained; `global_batch` is sequences an iteration.
+
+    `cp` and `ep` are the same for every stage of a plan: a replica of a stage takes tp x cp GPUs
+    of one node, and `ep` of a stage's ranks share out its experts.
+    """
 
     global_batch: int = Field(ge=1, le=100_000_000)
-    precision: Precision = "bf16"
-    optimizer: Literal["adam", "sgd"] = "adam"
-    zero: Literal[0, 1] = 0  # 1: replicas share out optimizer states (distributed optimizer)
-    recompute: Literal["none", "selective", "full"] = "none"  # selective: attention's core only
-    sequence_parallel: bool = False  # split norms and dropout over the tensor-parallel ranks
+    dropout: bool = True
 
     @property
     def usual(self) -> bool:
         """Return whether layers run as profiles are measured: nothing recomputed or split more."""
-        return self.recompute == "none" and not self.sequence_parallel
+        return (
+            self.recompute == "none"
+            and not self.sequence_parallel
+            and not self.fp8
+            and self.attention is None
+            and self.cp == self.ep == 1
+        )
 
 
 class BatchTolerance(Record):
@@ -78,6 +84,10 @@ class SearchSpace(Record):
     tp: tuple[Annotated[int, Field(ge=1)], ...] | None = None  # None: 1, 2, 4 ... and measured ones
     microbatch: tuple[Annotated[int, Field(ge=1)], ...] | None = None  # None: the profile's grid
     max_pp: int | None = Field(default=None, ge=1)
+    # Values that the planner chooses from; None: as the training says.
+    recompute: tuple[Recompute, ...] | None = Field(default=None, min_length=1)
+    zero: tuple[Annotated[int, Field(ge=0, le=3)], ...] | None = Field(default=None, min_length=1)
+    vpp: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1,)  # above 1: interleaved schedules
 
 
 def _source_options(value: object) -> object:
@@ -163,6 +173,7 @@ class Job(Record):
     constraints: Constraints = Constraints()
     search_space: SearchSpace = SearchSpace()
     cost_model: Name = "sailor"
+    cluster: ClusterRef = ClusterRef()
     sources: Sources = Sources()
     catalog: CatalogAdditions = CatalogAdditions()
 

@@ -9,11 +9,12 @@ from pydantic import Field, model_validator
 
 from sailor.model.arch import MAX_UNITS
 from sailor.model.base import Record
+from sailor.model.execution import Recompute
 from sailor.model.hardware import Market, Name
 
 
 class Replica(Record):
-    """One data-parallel copy of one stage: `tp` GPUs of one node.
+    """One data-parallel copy of one stage: `tp` GPUs of one node (times the plan's `cp`).
 
     `microbatch` is its microbatch size in samples, `num_microbatches` how many it processes an
     iteration. Replica j of every stage forms pipeline j.
@@ -37,19 +38,33 @@ class Stage(Record):
 
 
 class Plan(Record):
-    """Stages in pipeline order. They cover units 0..num_units exactly once."""
+    """Stages in pipeline order. They cover units 0..num_units exactly once.
+
+    With `vpp` above 1 the stages are model chunks: chunk i lies on the workers of chunk
+    i % pp, so that each worker holds vpp of them. `zero` and `recompute` None: as the job's
+    training says.
+    """
 
     schema_version: Literal[1] = 1
     model: Name
     num_units: int = Field(ge=3, le=MAX_UNITS)
     global_batch: int = Field(ge=1)
-    schedule: Literal["1f1b"] = "1f1b"
+    schedule: Literal["1f1b", "gpipe", "interleaved"] = "1f1b"
+    vpp: int = Field(default=1, ge=1, le=256)
+    cp: int = Field(default=1, ge=1, le=1024)
+    zero: Literal[0, 1, 2, 3] | None = None
+    recompute: Recompute | None = None
     stages: tuple[Stage, ...] = Field(min_length=1)
 
     @property
     def pp(self) -> int:
-        """Return the number of stages."""
-        return len(self.stages)
+        """Return the number of pipeline ranks: stages, each of `vpp` chunks."""
+        return len(self.stages) // self.vpp
+
+    @property
+    def ranks(self) -> tuple[Stage, ...]:
+        """Return the first chunk of every pipeline rank: its replicas are the rank's."""
+        return self.stages[: self.pp]
 
     @property
     def dp(self) -> int:
@@ -59,7 +74,7 @@ class Plan(Record):
     @property
     def num_gpus(self) -> int:
         """Return the GPUs that compute (a rented node may hold more)."""
-        return sum(replica.tp for stage in self.stages for replica in stage.replicas)
+        return self.cp * sum(r.tp for stage in self.ranks for r in stage.replicas)
 
     @property
     def samples(self) -> int:
@@ -107,4 +122,28 @@ class Plan(Record):
                     raise ValueError(
                         f"pipeline {j} changes its microbatches between stage 0 and stage {index}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_lie_on_ranks(self) -> Self:
+        if (self.schedule == "interleaved") != (self.vpp > 1):
+            raise ValueError(
+                f"schedule {self.schedule} with vpp {self.vpp}: an interleaved pipeline has vpp "
+                "above 1, the others have vpp 1"
+            )
+        if len(self.stages) % self.vpp:
+            raise ValueError(f"{len(self.stages)} chunks don't divide over vpp {self.vpp}")
+        for index in range(self.pp, len(self.stages)):
+            if self.stages[index].replicas != self.stages[index % self.pp].replicas:
+                raise ValueError(
+                    f"chunk {index} lies on the workers of chunk {index % self.pp}, but names "
+                    "other replicas"
+                )
+        if self.vpp > 1 and any(
+            replica.num_microbatches % self.pp for replica in self.stages[0].replicas
+        ):
+            raise ValueError(
+                f"an interleaved pipeline of {self.pp} ranks needs microbatch counts that are "
+                f"multiples of {self.pp}"
+            )
         return self

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sailor.model.arch import ModelSpec
 from sailor.model.base import Record
+from sailor.model.cluster import Cluster
 from sailor.model.hardware import EgressPrice, GpuType, Link, Market, NodeType, Zone
 from sailor.model.job import BatchTolerance, Constraints, Objective, SearchSpace, Training
 from sailor.model.profile import LayerFootprint, LayerProfile
@@ -44,6 +45,7 @@ class Problem(Record):
     constraints: Constraints
     search_space: SearchSpace
     cost_model: str
+    cluster: Cluster = Cluster()
     gpus: tuple[GpuType, ...]
     nodes: tuple[NodeType, ...]
     zones: tuple[Zone, ...]

@@ -43,7 +43,9 @@ class UnitBytes(Record):
 class LayerProfile(Record):
     """Times by unit kind for one (model, GPU type, tp, microbatch).
 
-    `optimizer_s` is one optimizer step over `optimizer_params` parameters of a rank.
+    `optimizer_s` is one optimizer step over `optimizer_params` parameters of a rank. `block_host`
+    is what the host takes to launch a block's kernels where that is told apart from the device's
+    time: with D and H seconds of each a stage takes (D^4 + H^4)^(1/4). Measured times have both.
     """
 
     model: Name
@@ -55,6 +57,7 @@ class LayerProfile(Record):
     first_block: UnitTime
     block: UnitTime
     head: UnitTime
+    block_host: UnitTime = UnitTime(forward_s=0.0, backward_s=0.0)
     optimizer_s: float = Field(ge=0)
     optimizer_params: int = Field(gt=0)
     provenance: Provenance

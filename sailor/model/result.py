@@ -33,14 +33,18 @@ class Result(Record):
     planner: str
     plan: Plan | None = None
     estimate: Estimate | None = None
+    event: Estimate | None = None  # the same plan, every operation simulated
     objective_value: float | None = None
     bound: float | None = None  # the best value that any plan of the search space can have
     gap: float | None = Field(default=None, ge=0)
     rules: tuple[str, ...] = ()  # what cut the search space
     reasons: tuple[str, ...] = ()  # why there is no plan
+    relaxations: tuple[str, ...] = ()  # changes of the job that each would bring a plan
+    unused: tuple[str, ...] = ()  # offers of which the plan leaves nodes or GPUs
     excluded: tuple[str, ...] = ()  # what could not be used and why, and remarks on prices
     assumptions: tuple[str, ...] = ()
     stopped_early: bool = False
+    stop_reason: str | None = None  # why the search ended, where the planner says so
     evaluations: int = 0
     problem_digest: str
     sailor_version: str

@@ -11,6 +11,7 @@ from sailor.model.job import Job
 from sailor.model.problem import Placement
 from sailor.registry import Registry
 from sailor.resolve.pool import context_of
+from sailor.sim.clusters import cluster_of
 
 
 def resolve_links(
@@ -26,7 +27,10 @@ def resolve_links(
     how many replicas share the node.
     """
     models = [
-        (registry.network_model(source.name, where="sources.network"), context_of(catalog, source))
+        (
+            registry.network_model(source.name, where="sources.network"),
+            context_of(catalog, source, cluster_of(job.cluster)),
+        )
         for source in job.sources.network
     ]
     groups = _groups(catalog, placements, tp_by_gpu)

@@ -9,10 +9,12 @@ from pathlib import Path
 from sailor.errors import InputError
 from sailor.interfaces import PriceQuery, SourceContext
 from sailor.model.catalog import Catalog
+from sailor.model.cluster import Cluster
 from sailor.model.hardware import EgressPrice, NodeType, Offer, Price, Zone
 from sailor.model.job import Job, SourceRef
 from sailor.model.problem import Capacity, Placement
 from sailor.registry import Registry
+from sailor.sim.clusters import cluster_of
 
 
 @dataclass
@@ -33,9 +35,9 @@ class _Wanted:
     places: tuple[tuple[Zone, NodeType], ...]
 
 
-def context_of(catalog: Catalog, source: SourceRef) -> SourceContext:
+def context_of(catalog: Catalog, source: SourceRef, cluster: Cluster) -> SourceContext:
     """Return what a source may look at."""
-    return SourceContext(catalog, None if source.path is None else Path(source.path))
+    return SourceContext(catalog, None if source.path is None else Path(source.path), cluster)
 
 
 def resolve_pool(job: Job, catalog: Catalog, registry: Registry) -> Pool:
@@ -91,7 +93,9 @@ def resolve_pool(job: Job, catalog: Catalog, registry: Registry) -> Pool:
 def _offers(job: Job, catalog: Catalog, registry: Registry) -> Iterator[tuple[str, Offer]]:
     for source in job.sources.availability:
         found = registry.availability_source(source.name, where="sources.availability")
-        for index, offer in enumerate(found.offers(job, context_of(catalog, source))):
+        for index, offer in enumerate(
+            found.offers(job, context_of(catalog, source, cluster_of(job.cluster)))
+        ):
             if (offer.count or 0) + (offer.quota or 0) > 0:
                 yield f"pool[{index}]" if source.name == "static" else source.name, offer
 
@@ -173,7 +177,7 @@ def _prices(
         if not open_queries:
             break
         plugin = registry.price_source(source.name, where="sources.prices")
-        answer = plugin.prices(open_queries, context_of(catalog, source))
+        answer = plugin.prices(open_queries, context_of(catalog, source, cluster_of(job.cluster)))
         for price in answer.prices:
             found.setdefault(PriceQuery(price.zone, price.node_type, price.market), price)
         for query, reason in answer.excluded.items():
@@ -198,7 +202,7 @@ def resolve_egress(
         if not missing:
             break
         plugin = registry.price_source(source.name, where="sources.prices")
-        for price in plugin.egress(missing, context_of(catalog, source)):
+        for price in plugin.egress(missing, context_of(catalog, source, cluster_of(job.cluster))):
             found.setdefault((price.src, price.dst), price)
     remarks = [
         f"{src} to {dst}: the price of egress is unknown, no plan sends bytes there"

@@ -8,13 +8,14 @@ from sailor.errors import InputError
 from sailor.model.arch import ModelSpec
 from sailor.model.catalog import Catalog
 from sailor.model.huggingface import read_config
-from sailor.model.job import HuggingFaceModel, Job, Objective
+from sailor.model.job import HuggingFaceModel, Job, Objective, Training
 from sailor.model.presets import preset
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.resolve.network import resolve_links
 from sailor.resolve.pool import resolve_egress, resolve_pool
 from sailor.resolve.profiles import resolve_profiles
+from sailor.sim.clusters import cluster_of
 from sailor.sim.models import cost_model
 
 
@@ -36,13 +37,15 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
             where="cost_model",
             hint="use cost_model: sailor, or precision: fp32 and optimizer: adam",
         )
-    if model.name == "published" and not job.training.usual:
-        raise InputError(
-            "cost model 'published' knows neither recomputation nor sequence parallelism",
-            where="training",
-            hint="use cost_model: sailor, or leave recompute and sequence_parallel out",
-        )
+    if model.name == "published":
+        _refuse_unpublished(job)
     arch = resolve_arch(job)
+    try:
+        job.training.check_model(arch)
+    except ValueError as error:
+        raise InputError(
+            str(error), where="training", hint="choose an ep that divides the model's experts"
+        ) from error
     catalog = Catalog.builtin().with_additions(job.catalog)
     _check_limits(job, catalog)
     pool = resolve_pool(job, catalog, registry)
@@ -50,16 +53,18 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
     max_tp: dict[str, int] = {}
     for node in nodes.values():
         max_tp[node.gpu] = max(max_tp.get(node.gpu, 0), node.num_gpus)
-    profiles = resolve_profiles(job, arch, catalog, registry, max_tp)
+    # What lies inside a node is that of the pool's nodes, not of others with the same GPU.
+    profiles = resolve_profiles(job, arch, catalog.only_nodes(nodes), registry, max_tp)
     zones = sorted({placement.zone for placement in pool.placements})
     links, unlinked = resolve_links(job, catalog, registry, pool.placements, profiles.tp_by_gpu())
     egress, unpriced = resolve_egress(job, catalog, registry, zones)
     assumptions = list(profiles.assumptions)
     assumed = sorted({link.source for link in links if link.assumed})
     assumptions.extend(f"link figures that are not measured: {source}" for source in assumed)
-    if arch.vocab % 128:
+    divisor = job.training.vocab_divisor
+    if arch.vocab % divisor:
         assumptions.append(
-            f"the vocabulary of {arch.vocab} rows is padded to a multiple of 128 x tp"
+            f"the vocabulary of {arch.vocab} rows is padded to a multiple of {divisor} x tp"
         )
     return Problem(
         job=job.name,
@@ -70,6 +75,7 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
         constraints=job.constraints,
         search_space=job.search_space,
         cost_model=model.name,
+        cluster=cluster_of(job.cluster),
         gpus=tuple(catalog.gpu(name) for name in sorted({n.gpu for n in nodes.values()})),
         nodes=tuple(nodes[name] for name in sorted(nodes)),
         zones=tuple(catalog.zone(name) for name in zones),
@@ -82,6 +88,23 @@ def resolve(job: Job, registry: Registry, *, objective: Objective | None = None)
         excluded=(*pool.excluded, *profiles.excluded, *unlinked, *unpriced, *pool.remarks),
         assumptions=tuple(assumptions),
     )
+
+
+def _refuse_unpublished(job: Job) -> None:
+    """Raise InputError where the training has an option that the published model ignores."""
+    usual = Training(global_batch=1)
+    ignored = [
+        name
+        for name in Training.model_fields
+        if name not in ("global_batch", "precision", "optimizer")
+        and getattr(job.training, name) != getattr(usual, name)
+    ]
+    if ignored:
+        raise InputError(
+            f"cost model 'published' knows nothing of {', '.join(ignored)}",
+            where=f"training.{ignored[0]}",
+            hint="use cost_model: sailor, or leave it out",
+        )
 
 
 def resolve_arch(job: Job) -> ModelSpec:

@@ -14,6 +14,7 @@ from sailor.model.profile import LayerFootprint, LayerProfile, Provenance
 from sailor.registry import Registry
 from sailor.resolve.interpolation import between_measured
 from sailor.resolve.pool import context_of
+from sailor.sim.clusters import cluster_of
 
 
 @dataclass
@@ -47,7 +48,10 @@ def resolve_profiles(
     the model's error.
     """
     sources: _Sources = [
-        (registry.profile_source(ref.name, where="sources.profiles"), context_of(catalog, ref))
+        (
+            registry.profile_source(ref.name, where="sources.profiles"),
+            context_of(catalog, ref, cluster_of(job.cluster)),
+        )
         for ref in job.sources.profiles
     ]
     _check_degrees(job, arch)

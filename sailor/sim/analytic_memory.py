@@ -15,7 +15,14 @@ from sailor.model.arch import ModelSpec
 from sailor.model.execution import Chunk, Execution, Layout
 from sailor.sim.device import GpuFacts
 from sailor.sim.frameworks import FrameworkFacts, StateBytes, framework_facts, state_bytes
-from sailor.sim.layers import block_params, block_saved_bytes, expert_params
+from sailor.sim.interleaved import interleaved_peak, warmup_passes
+from sailor.sim.layers import (
+    block_params,
+    block_saved_bytes,
+    element_bytes,
+    expert_params,
+    ffn_columns,
+)
 
 # A weight gradient of the head that waits for the end of the pass keeps its logits' gradient.
 DEFERRED_LOGIT_BYTES = 4.0
@@ -93,8 +100,13 @@ def rank_memory(
     chunks = layout.rank_chunks(rank)
     states = _states(model, execution, layout, chunks)
     activations = _in_flight_bytes(model, execution, layout, rank)
-    logits = _logits_bytes(model, execution, layout, chunks, facts.logit_bytes, gpu)
-    temporary = _temporary_bytes(model, execution, layout, chunks, logits, facts)
+    at = (model, execution, layout.tp, layout.microbatch, facts)
+    head, peak, buffers = head_bytes(*at, gpu), block_peak_bytes(*at), parallel_buffer_bytes(*at)
+    has_head = any(chunk.head for chunk in chunks)
+    logits, temporary = (head.kept, head.transient) if has_head else (0.0, 0.0)
+    if any(chunk.blocks for chunk in chunks):
+        # By then the backward pass has freed the logits.
+        temporary = max(temporary, peak.inside - logits)
     moving = activations + logits + temporary
     reserve = facts.slack * moving + facts.state_slack * sum(states[:4])
     parts = MemoryParts(
@@ -102,7 +114,7 @@ def rank_memory(
         gradients=states[1],
         master=states[2],
         optimizer=states[3],
-        communication=states[4] + _parallel_buffers(model, execution, layout, facts),
+        communication=states[4] + buffers,
         activations=activations,
         logits=logits,
         temporary=temporary,
@@ -112,9 +124,8 @@ def rank_memory(
     )
     over = facts.bound_moving * moving + facts.bound_states * parts.states
     over += facts.bound_bytes + parts.communication
-    if execution.zero == 3:
-        # A second set of gathered blocks, where a framework keeps two buffers.
-        over += 2.0 * facts.prefetch_blocks * _largest_block(model, execution, layout)
+    # A second set of gathered blocks, where a framework keeps two buffers.
+    over += peak.gathered
     return RankMemory(
         rank,
         parts,
@@ -135,8 +146,9 @@ def static_bytes(
     memory: RankMemory, model: ModelSpec, execution: Execution, layout: Layout
 ) -> float:
     """Return what a rank holds before its first pass: states, buffers, the libraries' base."""
-    facts = framework_facts(execution.framework)
-    buffers = _parallel_buffers(model, execution, layout, facts)
+    buffers = parallel_buffer_bytes(
+        model, execution, layout.tp, layout.microbatch, framework_facts(execution.framework)
+    )
     return memory.parts.states + memory.parts.workspace + buffers
 
 
@@ -149,7 +161,7 @@ def rank_params(
     norm = model.hidden * (2 if model.norm == "layernorm" else 1)
     has_table = False
     for chunk in chunks:
-        dense += chunk.blocks * block_params(model, execution, layout.tp)
+        dense += chunk.blocks * block_params(model, layout.tp)
         experts += chunk.blocks * expert_params(model, execution, layout.tp)
         if chunk.embedding:
             dense += table + model.max_positions * model.hidden
@@ -186,8 +198,8 @@ def _states(
         shares = _shares(each, execution.zero, ranks)
         for index, (size, share) in enumerate(shares):
             totals[index] += params * size / share
-    if execution.zero == 3:
-        totals[4] = _gathered_table(model, execution, layout, chunks)
+    if any(chunk.embedding or chunk.head for chunk in chunks):
+        totals[4] = gathered_table_bytes(model, execution, layout.tp)
     return tuple(totals)
 
 
@@ -203,29 +215,24 @@ def _shares(each: StateBytes, zero: int, ranks: int) -> tuple[tuple[float, int],
     )
 
 
-def _gathered_table(
-    model: ModelSpec, execution: Execution, layout: Layout, chunks: Sequence[Chunk]
-) -> float:
-    """Return a gathered table of the vocabulary in 16-bit, on ranks with embedding or head."""
-    if not any(chunk.embedding or chunk.head for chunk in chunks):
+def gathered_table_bytes(model: ModelSpec, execution: Execution, tp: int) -> float:
+    """Return a gathered table of the vocabulary, which ends of the model need."""
+    if execution.zero < 3:
         return 0.0
-    split = layout.tp if execution.vocab_parallel else 1
-    return 2.0 * padded_vocab(model, execution, layout.tp) / split * model.hidden
+    split = tp if execution.vocab_parallel else 1
+    size = element_bytes(execution.precision)
+    return size * padded_vocab(model, execution, tp) / split * model.hidden
 
 
-def _largest_block(model: ModelSpec, execution: Execution, layout: Layout) -> float:
-    """Return the parameters of a whole block on one tensor-parallel rank."""
-    return block_params(model, execution, layout.tp) + expert_params(model, execution, layout.tp)
-
-
-def _parallel_buffers(
-    model: ModelSpec, execution: Execution, layout: Layout, facts: FrameworkFacts
+def parallel_buffer_bytes(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int, facts: FrameworkFacts
 ) -> float:
     """Return the buffers into which sequence parallelism gathers its activations."""
-    if not execution.sequence_parallel or layout.tp == 1:
+    if not execution.sequence_parallel or tp == 1:
         return 0.0
-    tokens = layout.microbatch * model.seq_len / execution.cp
-    return facts.parallel_buffers * 2.0 * tokens * model.hidden
+    tokens = microbatch * model.seq_len / execution.cp
+    size = element_bytes(execution.precision)
+    return facts.parallel_buffers * size * tokens * model.hidden
 
 
 def _in_flight_bytes(model: ModelSpec, execution: Execution, layout: Layout, rank: int) -> float:
@@ -236,25 +243,9 @@ def _in_flight_bytes(model: ModelSpec, execution: Execution, layout: Layout, ran
     pp, vpp, count = layout.pp, layout.vpp, layout.num_microbatches
     if vpp == 1:
         return kept[0] * min(pp - rank, count)
-    warmup = (pp - rank - 1) * 2 + (vpp - 1) * pp + (2 if execution.overlap_warmup else 0)
-    return _interleaved_peak(kept, pp, count, warmup)
-
-
-def _interleaved_peak(kept: Sequence[float], pp: int, count: int, warmup: int) -> float:
-    """Step through Megatron-LM's interleaved order: `warmup` forward passes, then one for one.
-
-    Forward pass k belongs to chunk (k mod (pp vpp)) / pp, backward passes go through the chunks
-    in reverse. The pattern repeats after pp vpp passes.
-    """
-    vpp = len(kept)
-    steps = count * vpp
-    held = peak = 0.0
-    for step in range(min(steps, warmup + 2 * pp * vpp)):
-        held += kept[(step % (pp * vpp)) // pp]
-        peak = max(peak, held)
-        if step >= warmup:
-            held -= kept[vpp - 1 - ((step - warmup) % (pp * vpp)) // pp]
-    return peak
+    warmup = warmup_passes(pp, vpp, rank, overlaps=execution.overlap_warmup)
+    counts = interleaved_peak(kept, pp, count, warmup)
+    return sum(number * size for number, size in zip(counts, kept, strict=True))
 
 
 def chunk_saved_bytes(
@@ -279,57 +270,66 @@ def chunk_saved_bytes(
     return kept
 
 
-def _logits_bytes(
+@dataclass(frozen=True)
+class HeadBytes:
+    """Logits, their softmax and the inputs of norm and head; what comes for a moment beside."""
+
+    kept: float
+    transient: float
+
+
+def head_bytes(
     model: ModelSpec,
     execution: Execution,
-    layout: Layout,
-    chunks: Sequence[Chunk],
-    logit_bytes: float,
+    tp: int,
+    microbatch: int,
+    facts: FrameworkFacts,
     gpu: GpuFacts,
-) -> float:
-    """Return logits, their softmax and the inputs of norm and head, on the rank with the head."""
-    if not any(chunk.head for chunk in chunks):
-        return 0.0
-    tokens = layout.microbatch * model.seq_len / execution.cp
-    each = (4.0 if execution.precision == "fp32" else 2.0) + logit_bytes
+) -> HeadBytes:
+    """Return what the rank with the head holds of one microbatch."""
+    tokens = microbatch * model.seq_len / execution.cp
+    size = element_bytes(execution.precision)
+    each = size + facts.logit_bytes
     if execution.fused_loss:
         each += gpu.fused_loss_bytes
     if execution.deferred_head_grad:
         each += DEFERRED_LOGIT_BYTES
-    rows = padded_vocab(model, execution, layout.tp) / layout.tp
-    spread = layout.tp if execution.sequence_parallel and not execution.fused_norms else 1
-    return each * tokens * rows + 4 * tokens * model.hidden / spread
+    rows = padded_vocab(model, execution, tp) / tp
+    spread = tp if execution.sequence_parallel and not execution.fused_norms else 1
+    return HeadBytes(
+        kept=each * tokens * rows + 2 * size * tokens * model.hidden / spread,
+        transient=facts.logit_peak_bytes * tokens * rows,
+    )
 
 
-def _temporary_bytes(
-    model: ModelSpec,
-    execution: Execution,
-    layout: Layout,
-    chunks: Sequence[Chunk],
-    logits: float,
-    facts: FrameworkFacts,
-) -> float:
-    """Return what the backward pass needs beyond the logits, which it has freed by then.
+@dataclass(frozen=True)
+class BlockPeak:
+    """What a backward pass needs inside one block; `gathered` of it are fully sharded weights."""
 
-    The gradients inside one block: two of hidden width, those of the feed-forward, and of an
-    eager score matrix. With full recomputation one block's activations as well, with fully sharded
-    weights gathered blocks.
+    inside: float
+    gathered: float
+
+
+def block_peak_bytes(
+    model: ModelSpec, execution: Execution, tp: int, microbatch: int, facts: FrameworkFacts
+) -> BlockPeak:
+    """Return the gradients inside one block, for one microbatch.
+
+    Two of hidden width, those of the feed-forward, and of an eager score matrix. With full
+    recomputation one block's activations as well, with fully sharded weights gathered blocks.
     """
-    extra = 0.0
-    if any(chunk.head for chunk in chunks):
-        rows = padded_vocab(model, execution, layout.tp) / layout.tp
-        tokens = layout.microbatch * model.seq_len / execution.cp
-        extra = facts.logit_peak_bytes * tokens * rows
-    if not any(chunk.blocks for chunk in chunks):
-        return extra
-    tokens = layout.microbatch * model.seq_len / execution.cp
-    up = model.ffn / layout.tp * (2 if model.gated_mlp else 1)
-    inside = 4 * tokens * model.hidden + 2 * tokens * (up + model.ffn / layout.tp)
+    tokens = microbatch * model.seq_len / execution.cp
+    size = element_bytes(execution.precision)
+    ffn = ffn_columns(model, tp)
+    up = ffn * (2 if model.gated_mlp else 1)
+    inside = 2 * size * tokens * model.hidden + size * tokens * (up + ffn)
     if execution.attention == "eager":
-        scores = layout.microbatch * model.seq_len**2 / execution.cp * model.num_heads / layout.tp
-        inside += 4 * scores
+        scores = microbatch * model.seq_len**2 / execution.cp * model.num_heads / tp
+        inside += 2 * size * scores
     if execution.recompute == "full":
-        inside += block_saved_bytes(model, execution, layout.tp, layout.microbatch)
+        inside += block_saved_bytes(model, execution, tp, microbatch)
+    gathered = 0.0
     if execution.zero == 3:
-        inside += 2 * facts.prefetch_blocks * _largest_block(model, execution, layout)
-    return max(extra, inside - logits)
+        whole = block_params(model, tp) + expert_params(model, execution, tp)
+        gathered = size * facts.prefetch_blocks * whole
+    return BlockPeak(inside + gathered, gathered)

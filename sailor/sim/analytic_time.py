@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from sailor.model.arch import ModelSpec, UnitKind
 from sailor.model.execution import Chunk, Execution, Layout
 from sailor.model.hardware import GpuType
+from sailor.model.profile import UnitTime
 from sailor.sim.analytic_memory import rank_params, shard_ranks
 from sailor.sim.clusters import DEFAULT_CLUSTER, ClusterFacts
 from sailor.sim.collectives import Wires, allreduce_s, exchange_s, gather_s, group_of, send_s
-from sailor.sim.frameworks import FrameworkTimes, framework_times
+from sailor.sim.frameworks import (
+    EXPOSED_GATHER,
+    FrameworkTimes,
+    framework_times,
+    gradient_wire_bytes,
+    optimizer_traffic_bytes,
+)
 from sailor.sim.layers import unit_work
 from sailor.sim.ops import Device
 
@@ -74,13 +81,14 @@ class Setting:
         """Return the setting with the constants of its GPU type and framework."""
         times = framework_times(execution.framework)
         device = Device.of(gpu, execution.precision, tf32=execution.tf32)
-        return cls(model, execution, layout, device, cluster, times)
+        return cls(model, execution.on(gpu), layout, device, cluster, times)
 
     @property
     def wires(self) -> Wires:
         """Return the bandwidths that collectives reach on this cluster."""
         return Wires(
-            link=self.device.facts.link_bandwidth * self.cluster.link_share,
+            link=(self.cluster.link_bandwidth or self.device.facts.link_bandwidth)
+            * self.cluster.link_share,
             node_nics=self.cluster.nic_bandwidth * self.cluster.nic_share,
             link_step_s=self.cluster.link_step_s,
         )
@@ -97,17 +105,18 @@ def iteration_time(setting: Setting) -> TimeParts:
     slowest, count = max(stages), layout.num_microbatches
     compute = count * slowest
     bubble = (sum(stages) - slowest) / layout.vpp
-    gradients, weights, optimizer = zip(
-        *(_step_parts(setting, rank) for rank in range(layout.pp)), strict=True
+    # Reductions of the stages run side by side, then all of them step.
+    gradients, weights, optimizer = (
+        max(parts)
+        for parts in zip(*(_step_parts(setting, rank) for rank in range(layout.pp)), strict=True)
     )
-    step = max(range(layout.pp), key=lambda rank: gradients[rank] + weights[rank] + optimizer[rank])
     return TimeParts(
         compute=compute,
         bubble=bubble,
         transfers=_transfers_s(setting),
-        gradients=gradients[step],
-        weights=weights[step],
-        optimizer=optimizer[step],
+        gradients=gradients,
+        weights=weights,
+        optimizer=optimizer,
         step=times.step_s * setting.cluster.host_factor,
     )
 
@@ -115,49 +124,79 @@ def iteration_time(setting: Setting) -> TimeParts:
 def stage_s(setting: Setting, rank: int) -> float:
     """Return the seconds of one microbatch, forward and backward, on a pipeline rank."""
     chunks = setting.layout.rank_chunks(rank)
-    device, host = 0.0, 0.0
-    blocks = sum(chunk.blocks for chunk in chunks)
-    block_device, block_host = block_times(setting)
-    device += blocks * block_device
-    host += blocks * block_host
-    for chunk in chunks:
-        device += _ends_s(setting, chunk)
-    device += _accumulate_s(setting, chunks)
+    kinds: tuple[UnitKind, ...] = ("embedding", "block", "head")
+    counts = (
+        sum(chunk.embedding for chunk in chunks),
+        sum(chunk.blocks for chunk in chunks),
+        sum(chunk.head for chunk in chunks),
+    )
+    device = host = held = 0.0
+    for kind, count in zip(kinds, counts, strict=True):
+        if count:
+            unit_device, unit_host = unit_times(setting, kind)
+            params, experts = unit_params(setting, kind)
+            device += count * (unit_device + _accumulate_s(setting, params + experts))
+            host += count * unit_host
+            held += count * (params + experts)
     busy = float((device**4 + host**4) ** 0.25)
-    if setting.execution.zero == 3:
-        gather = _gather_microbatch_s(setting, chunks)
-        power = setting.times.gather_power
-        busy = float((busy**power + gather**power) ** (1 / power))
+    power, gather = setting.times.gather_power, _gather_s(setting, held, counts[1])
+    busy = float((busy**power + gather**power) ** (1 / power))
     return busy + setting.times.microbatch_s * setting.cluster.host_factor
 
 
+def unit_times(setting: Setting, kind: UnitKind) -> tuple[float, float]:
+    """Return a unit's device and host seconds for one microbatch."""
+    if kind in ("block", "first_block"):
+        return block_times(setting)
+    unit = unit_seconds(setting, kind)
+    return unit.forward + unit.backward + unit.tp_forward + unit.tp_backward, 0.0
+
+
+def unit_params(setting: Setting, kind: UnitKind) -> tuple[float, float]:
+    """Return a unit's parameters on one rank: those outside of routed experts, and experts'."""
+    chunk = Chunk(
+        blocks=int(kind in ("block", "first_block")),
+        embedding=kind == "embedding", head=kind == "head",
+    )  # fmt: skip
+    return rank_params(setting.model, setting.execution, setting.layout, (chunk,))
+
+
 def block_times(setting: Setting) -> tuple[float, float]:
-    """Return a block's device and host seconds for one microbatch, recomputation included.
+    """Return a block's device and host seconds for one microbatch, recomputation included."""
+    device, host = block_passes(setting)
+    return device.forward_s + device.backward_s, host.forward_s + host.backward_s
+
+
+def block_passes(setting: Setting) -> tuple[UnitTime, UnitTime]:
+    """Return a block's device and host seconds, by pass, for one microbatch.
 
     Full recomputation runs the forward pass once more with its traffic; "operators" half of it
     without traffic; selective only eager attention's products and scores.
     """
     unit = unit_seconds(setting, "block")
-    device = unit.forward + unit.backward + unit.tp_forward + unit.tp_backward
     times, tp = setting.times, setting.layout.tp
     launch = times.launch_s + times.launch_tp_s * math.log2(tp)
     launch += times.launch_parallel_s if tp > 1 else 0.0
-    launch += times.launch_experts_s if setting.execution.experts else 0.0
+    launch += times.launch_experts_s * setting.model.experts_share
     launch *= setting.cluster.host_factor * setting.device.facts.host_factor
-    host = launch * (1 + times.launch_back)
-    exchange = _experts_exchange_s(setting)
-    device += 4 * exchange
+    exchange = _experts_exchange_s(setting) + _context_exchange_s(setting)
+    forward = unit.forward + unit.tp_forward + 2 * exchange
+    backward = unit.backward + unit.tp_backward + 2 * exchange
+    launch_back = launch * times.launch_back
     recompute = setting.execution.recompute
     if recompute == "full":
-        device += unit.forward + unit.tp_forward + 2 * exchange
-        host += launch
+        backward += forward
+        launch_back += launch
         if setting.execution.recompute_stops_early:
-            device -= _last_product_s(setting)
+            backward -= _last_product_s(setting)
     elif recompute == "operators":
-        device += 0.5 * unit.forward
+        backward += 0.5 * unit.forward
     elif recompute == "selective":
-        device += _attention_core_s(setting)
-    return device, host
+        backward += _attention_core_s(setting)
+    return (
+        UnitTime(forward_s=forward, backward_s=backward),
+        UnitTime(forward_s=launch, backward_s=launch_back),
+    )
 
 
 def unit_seconds(setting: Setting, kind: UnitKind) -> UnitSeconds:
@@ -189,13 +228,29 @@ def _experts_exchange_s(setting: Setting) -> float:
     Each pass has two of them. The ranks of the tensor-parallel group hold a part of the tokens.
     """
     execution, layout = setting.execution, setting.layout
-    if execution.experts is None or execution.ep == 1:
+    if setting.model.experts is None or execution.ep == 1:
         return 0.0
     tokens = layout.microbatch * setting.model.seq_len / execution.cp / layout.tp
-    sent = 2.0 * execution.experts.top_k * tokens * setting.model.hidden
+    sent = 2.0 * setting.model.experts.top_k * tokens * setting.model.hidden
     expert_tp = execution.expert_tp or layout.tp
     group = group_of(execution.ep, expert_tp, setting.cluster.gpus_per_node)
-    return exchange_s(sent, group, setting.wires)
+    return setting.model.experts_share * exchange_s(sent, group, setting.wires)
+
+
+def _context_exchange_s(setting: Setting) -> float:
+    """Return half of what a pass gathers for context parallelism: keys and values of all ranks.
+
+    A ring moves (cp - 1) / cp of the sequence's keys and values past every rank, in 16-bit (or
+    fp32): forward once; backward once more, and their gradients once. Attention hides none of it.
+    """
+    execution, model, layout = setting.execution, setting.model, setting.layout
+    if execution.cp == 1:
+        return 0.0
+    width = 2 * model.num_kv_heads * model.head_dim / layout.tp
+    size = 4 if execution.precision == "fp32" else 2
+    message = size * layout.microbatch * model.seq_len * width
+    group = group_of(execution.cp, layout.tp, setting.cluster.gpus_per_node)
+    return 0.75 * gather_s(message, group, setting.wires)
 
 
 def _last_product_s(setting: Setting) -> float:
@@ -207,16 +262,13 @@ def _last_product_s(setting: Setting) -> float:
     return setting.device.gemm_s(products[-1]) + setting.device.facts.kernel_s
 
 
-def _accumulate_s(setting: Setting, chunks: tuple[Chunk, ...]) -> float:
+def _accumulate_s(setting: Setting, params: float) -> float:
     """Return the traffic of adding a microbatch's gradients to those of the ones before."""
-    if setting.layout.num_microbatches == 1 or setting.execution.fused_accumulation:
-        return 0.0
-    params = sum(rank_params(setting.model, setting.execution, setting.layout, chunks))
+    if setting.execution.fused_accumulation or setting.execution.zero == 3:
+        return 0.0  # fully sharded gradients are too small to count
     times = setting.times
     bf16 = setting.execution.precision == "bf16"
     each = times.accumulate_bf16_bytes if bf16 else times.accumulate_bytes
-    if setting.execution.zero == 3:
-        params /= shard_ranks(setting.execution, setting.layout)[0]
     return params * each / setting.device.memory_bytes_per_s
 
 
@@ -231,18 +283,6 @@ def _attention_core_s(setting: Setting) -> float:
     products = sum(device.gemm_s(gemm) + device.facts.kernel_s for gemm in forward.gemms[-2:])
     softmax = forward.scores * device.facts.softmax_bytes / device.memory_bytes_per_s
     return products + softmax
-
-
-def _ends_s(setting: Setting, chunk: Chunk) -> float:
-    seconds = 0.0
-    ends: tuple[tuple[UnitKind, bool], ...] = (
-        ("embedding", chunk.embedding), ("head", chunk.head),
-    )  # fmt: skip
-    for kind, present in ends:
-        if present:
-            unit = unit_seconds(setting, kind)
-            seconds += unit.forward + unit.backward + unit.tp_forward + unit.tp_backward
-    return seconds
 
 
 def _transfers_s(setting: Setting) -> float:
@@ -270,7 +310,7 @@ def _step_parts(setting: Setting, rank: int) -> tuple[float, float, float]:
     group = group_of(ranks, layout.tp, per_node)
     shard, expert_shard = shard_ranks(execution, layout)
     expert_group = group_of(expert_shard, max(1, ranks * layout.tp // expert_shard), per_node)
-    grad_bytes = 4.0 if execution.precision == "fp32" else times.grad_sync_bytes
+    grad_bytes = gradient_wire_bytes(execution)
     gradients = 0.0
     weights = 0.0
     if execution.zero < 3:
@@ -279,19 +319,21 @@ def _step_parts(setting: Setting, rank: int) -> tuple[float, float, float]:
         if execution.zero:
             # A sharded optimizer reduces to shards and gathers weights: each half an all-reduce.
             sharded = group_of(shard, layout.tp, per_node)
-            weights = gather_s(2.0 * dense, sharded, setting.wires)
+            each = 4.0 if execution.precision == "fp32" else 2.0
+            weights = gather_s(each * dense, sharded, setting.wires)
+            weights += gather_s(each * experts, expert_group, setting.wires)
             weights += times.shard_rank_s * (shard - 1)
             if shard == ranks:
                 gradients /= 2
     if execution.overlap_grads or times.always_overlaps:
         gradients *= 1 - times.grad_overlap
     if execution.overlap_params:
-        weights *= 0.2
+        weights *= EXPOSED_GATHER
     gradients += _tied_s(setting, rank)
     own = dense / (shard if execution.zero else 1)
     own += experts / (expert_shard if execution.zero else 1)
     blocks = sum(chunk.blocks for chunk in chunks)
-    optimizer = own * times.optimizer_bytes / setting.device.memory_bytes_per_s
+    optimizer = own * optimizer_traffic_bytes(execution) / setting.device.memory_bytes_per_s
     optimizer += blocks * times.step_block_s * setting.cluster.host_factor
     return gradients, weights, optimizer
 
@@ -302,24 +344,23 @@ def _tied_s(setting: Setting, rank: int) -> float:
     if not model.tied_embeddings or layout.pp == 1 or rank not in (0, layout.pp - 1):
         return 0.0
     rows = model.padded_vocab(layout.tp, setting.execution.vocab_divisor) / layout.tp
-    message = setting.times.grad_sync_bytes * rows * model.hidden
+    message = gradient_wire_bytes(setting.execution) * rows * model.hidden
     stride = layout.tp * setting.execution.cp * layout.dp
     group = group_of(2, stride * (layout.pp - 1), setting.cluster.gpus_per_node)
     return allreduce_s(message, group, setting.wires)
 
 
-def _gather_microbatch_s(setting: Setting, chunks: tuple[Chunk, ...]) -> float:
+def _gather_s(setting: Setting, params: float, blocks: int) -> float:
     """Return a microbatch's gathers and scatter of fully sharded weights, in 16-bit.
 
     Two gathers (forward, backward) and one reduce-scatter of the gradients; one gather less where
     the weights stay until the backward pass.
     """
-    layout, execution = setting.layout, setting.execution
-    dense, _ = rank_params(setting.model, execution, layout, chunks)
-    shard, _ = shard_ranks(execution, layout)
-    group = group_of(shard, layout.tp, setting.cluster.gpus_per_node)
-    times = setting.times
-    blocks = sum(chunk.blocks for chunk in chunks)
-    once = gather_s(2.0 * dense / times.gather_share, group, setting.wires)
+    execution, times = setting.execution, setting.times
+    if execution.zero < 3:
+        return 0.0
+    shard, _ = shard_ranks(execution, setting.layout)
+    group = group_of(shard, setting.layout.tp, setting.cluster.gpus_per_node)
+    once = gather_s(2.0 * params / times.gather_share, group, setting.wires)
     once += blocks * times.gather_rank_s * (shard - 1)
     return (2 if execution.keep_gathered else 3) * once

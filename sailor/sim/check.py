@@ -22,20 +22,7 @@ def plan_violations(problem: Problem, plan: Plan, estimate: Estimate) -> list[st
                 f"stage {worker.stage}: up to {need / GIB:.1f} GiB don't fit on {worker.gpu} "
                 f"({worker.capacity_bytes / GIB:.1f} GiB) at tp {worker.tp}"
             )
-    for index, stage in enumerate(plan.stages):
-        for number, replica in enumerate(stage.replicas):
-            node = problem.node(replica.node_type)
-            if replica.tp > node.num_gpus:
-                found.append(
-                    f"stage {index}, replica {number}: tp {replica.tp} doesn't lie in one "
-                    f"{node.name} of {node.num_gpus} GPUs"
-                )
-            if not problem.arch.allows_tp(replica.tp):
-                found.append(
-                    f"stage {index}, replica {number}: tp {replica.tp} doesn't divide "
-                    f"{problem.arch.num_heads} heads and {problem.arch.num_kv_heads} "
-                    "key-value heads"
-                )
+    found += _degree_violations(problem, plan)
     if abs(estimate.batch_error) > problem.batch.within + RELATIVE_TOLERANCE:
         found.append(
             f"the plan processes {estimate.samples} samples an iteration, the global batch is "
@@ -46,6 +33,34 @@ def plan_violations(problem: Problem, plan: Plan, estimate: Estimate) -> list[st
         and len({replica.microbatch for replica in plan.stages[0].replicas}) > 1
     ):
         found.append("cost model 'published' knows one microbatch size for all pipelines")
+    return found
+
+
+def _degree_violations(problem: Problem, plan: Plan) -> list[str]:
+    found = []
+    training = problem.training
+    if plan.cp != training.cp:
+        found.append(f"the plan has cp {plan.cp}, the job's training has cp {training.cp}")
+    ranks = plan.dp * plan.cp * min(r.tp for stage in plan.ranks for r in stage.replicas)
+    if training.ep * (training.expert_tp or 1) > ranks:
+        found.append(
+            f"ep {training.ep} needs as many ranks that hold a stage, the plan has {ranks}"
+        )
+    for index, stage in enumerate(plan.ranks):
+        for number, replica in enumerate(stage.replicas):
+            node = problem.node(replica.node_type)
+            if replica.tp * plan.cp > node.num_gpus:
+                each = f"tp {replica.tp}" + (f" x cp {plan.cp}" if plan.cp > 1 else "")
+                found.append(
+                    f"stage {index}, replica {number}: {each} doesn't lie in one "
+                    f"{node.name} of {node.num_gpus} GPUs"
+                )
+            if not problem.arch.allows_tp(replica.tp):
+                found.append(
+                    f"stage {index}, replica {number}: tp {replica.tp} doesn't divide "
+                    f"{problem.arch.num_heads} heads and {problem.arch.num_kv_heads} "
+                    "key-value heads"
+                )
     return found
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from sailor.errors import UnknownNameError
+from sailor.model.cluster import Cluster, ClusterRef
+from sailor.model.hardware import NodeType
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,7 @@ class ClusterFacts:
     usual one. `link_step_s`: time of a collective inside a node for each doubling of its ranks,
     whatever its size: launch, synchronisation, first bytes. `error_pct`: mean error of iteration
     times with these figures; for the defaults, that of tables whose cluster was left out.
+    `link_bandwidth`: of one GPU to its node's others, one direction; None: its data sheet's.
     """
 
     name: str
@@ -27,6 +32,7 @@ class ClusterFacts:
     host_factor: float = 1.0
     link_step_s: float = 15e-6
     source: str = "defaults: the middle of the clusters below"
+    link_bandwidth: float | None = None
 
 
 DEFAULT_CLUSTER = ClusterFacts("unknown", error_pct=7.6)
@@ -71,3 +77,36 @@ CLUSTERS: Mapping[str, ClusterFacts] = {
                      source="16 V100 on NVSwitch, 8 InfiniBand NICs; share fitted"),
     )
 }  # fmt: skip
+
+
+def cluster_of(ref: ClusterRef) -> Cluster:
+    """Return the figures of a job's cluster; raises UnknownNameError for a name without any."""
+    if ref.name not in CLUSTERS:
+        raise UnknownNameError("cluster", ref.name, sorted(CLUSTERS), where="cluster")
+    facts = CLUSTERS[ref.name]
+    given = ref.given()
+    source = facts.source
+    if given:
+        source = f"{', '.join(given)} as the job states; the rest: {source}"
+    figures = {
+        name: getattr(facts, name)
+        for name in ("link_share", "nic_share", "host_factor", "link_step_s", "error_pct")
+    }
+    return Cluster.model_validate({"name": ref.name, **figures, **given, "source": source})
+
+
+def in_nodes(cluster: Cluster, node: NodeType) -> ClusterFacts:
+    """Return what collectives and hosts reach in nodes of a type."""
+    return replace(
+        DEFAULT_CLUSTER,
+        name=cluster.name,
+        error_pct=cluster.error_pct,
+        gpus_per_node=node.num_gpus,
+        link_share=cluster.link_share,
+        nic_bandwidth=node.nic_bandwidth,
+        nic_share=cluster.nic_share,
+        host_factor=cluster.host_factor,
+        link_step_s=cluster.link_step_s,
+        source=cluster.source,
+        link_bandwidth=node.intra_node_bandwidth,
+    )

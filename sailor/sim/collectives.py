@@ -9,6 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
 NIC_STEP_S = 60e-6  # for each doubling of the nodes
 SEND_S = 0.1e-3  # of a message between pipeline stages
 
@@ -77,16 +83,37 @@ def exchange_s(sent_bytes: float, group: Group, wires: Wires) -> float:
 
 
 def _ring_s(message_bytes: float, rounds: float, group: Group, wires: Wires) -> float:
-    ranks = group.ranks
-    if ranks == 1 or message_bytes <= 0:
-        return 0.0
+    return float(
+        ring_seconds(
+            np.asarray(message_bytes), rounds,
+            np.asarray(group.ranks), np.asarray(group.ranks_in_node),
+            np.asarray(group.groups_per_node),
+            np.asarray(wires.link), np.asarray(wires.node_nics), wires.link_step_s,
+        )
+    )  # fmt: skip
+
+
+def ring_seconds(
+    message_bytes: Floats,
+    rounds: float,
+    ranks: Ints,
+    ranks_in_node: Ints,
+    groups_per_node: Ints,
+    link: Floats,
+    node_nics: Floats,
+    link_step_s: float,
+) -> Floats:
+    """Return the seconds of rings that pass (ranks - 1) / ranks of a message `rounds` times.
+
+    Arguments broadcast against each other.
+    """
     moved = rounds * (ranks - 1) / ranks * message_bytes
-    seconds = moved / wires.link + wires.link_step_s * math.log2(max(2, group.ranks_in_node))
-    if group.ranks_in_node >= ranks:
-        return seconds
-    across = moved * group.groups_per_node / wires.node_nics
-    nodes = ranks / group.ranks_in_node
-    return max(seconds, across) + NIC_STEP_S * math.log2(nodes)
+    seconds = moved / link + link_step_s * np.log2(np.maximum(2, ranks_in_node))
+    nodes = ranks / ranks_in_node
+    across = np.maximum(seconds, moved * groups_per_node / node_nics) + NIC_STEP_S * np.log2(nodes)
+    seconds = np.where(ranks_in_node >= ranks, seconds, across)
+    found: Floats = np.where((ranks > 1) & (message_bytes > 0), seconds, 0.0)
+    return found
 
 
 def send_s(message_bytes: float, sharing: int, wires: Wires, *, across: bool) -> float:

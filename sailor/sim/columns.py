@@ -25,10 +25,10 @@ class Column:
 def columns_of(plan: Plan) -> tuple[Column, ...]:
     """Return the plan's runs of like pipelines, in plan order."""
     found: list[Column] = []
-    for pipeline in zip(*(stage.replicas for stage in plan.stages), strict=True):
+    for pipeline in zip(*(stage.replicas for stage in plan.ranks), strict=True):
         lead = pipeline[0]
         column = Column(
-            tuple(WorkerKind.of(replica) for replica in pipeline),
+            tuple(WorkerKind.of(replica, plan.cp) for replica in pipeline),
             1,
             lead.microbatch,
             lead.num_microbatches,
@@ -64,22 +64,30 @@ def plan_of(model: str, cuts: Sequence[int], columns: Sequence[Column], global_b
             for _ in range(column.width)
         ]
         stages.append(Stage(start=cuts[i], stop=cuts[i + 1], replicas=tuple(replicas)))
-    return Plan(model=model, num_units=cuts[-1], global_batch=global_batch, stages=tuple(stages))
+    return Plan(
+        model=model, num_units=cuts[-1], global_batch=global_batch, stages=tuple(stages),
+        cp=columns[0].kinds[0].cp,
+    )  # fmt: skip
 
 
 def batch_of_one(
-    cuts: Sequence[int], columns: Sequence[Column], kinds: Sequence[WorkerKind]
+    cuts: Sequence[int], columns: Sequence[Column], kinds: Sequence[WorkerKind], vpp: int = 1
 ) -> PlanBatch:
-    """Return the columns of one plan as a batch; `kinds` gives the indices."""
+    """Return the columns of one plan as a batch; `kinds` gives the indices.
+
+    With `vpp` above 1 the cuts are those of the chunks, and a column's kinds those of the ranks.
+    """
     index = {kind: number for number, kind in enumerate(kinds)}
+    pp = (len(cuts) - 1) // vpp
     return PlanBatch(
         cuts=np.array([cuts], dtype=np.int64),
         kinds=np.array(
-            [[[index[column.kinds[i]] for column in columns] for i in range(len(cuts) - 1)]],
+            [[[index[column.kinds[i % pp]] for column in columns] for i in range(len(cuts) - 1)]],
             dtype=np.int64,
         ),
         width=np.array([[column.width for column in columns]], dtype=np.int64),
         num_microbatches=np.array([[c.num_microbatches for c in columns]], dtype=np.int64),
+        vpp=vpp,
     )
 
 

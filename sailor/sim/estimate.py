@@ -39,6 +39,7 @@ class _Slowest:
     compute_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     p2p_s: np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     num_microbatches: int
+    vpp: int
 
 
 def estimate(problem: Problem, plan: Plan) -> Estimate:
@@ -55,7 +56,7 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
     kinds = kinds_of_plan(plan)
     sizes = sorted({column.microbatch for column in columns})
     tables = {size: model.tables(problem, kinds, size) for size in sizes}
-    whole = batch_of_one(cuts, columns, kinds)
+    whole = batch_of_one(cuts, columns, kinds, plan.vpp)
     slowest = max(
         (_slowest(tables[size], _only(whole, columns, size)) for size in sizes),
         key=lambda found: found.total_s,
@@ -87,7 +88,9 @@ def estimate(problem: Problem, plan: Plan) -> Estimate:
             )
             for index in range(plan.pp)
         ),
-        memory=worker_memory(tables, columns, cuts, kinds),
+        memory=worker_memory(
+            tables, columns, plan, kinds, warmup_overlaps=problem.training.overlap_warmup
+        ),
         cost=(
             CostTerm(name="compute", usd_per_iteration=rent),
             CostTerm(name="egress", usd_per_iteration=egress_usd),
@@ -119,6 +122,7 @@ def _slowest(tables: StageTables, batch: PlanBatch) -> _Slowest:
         compute_s=terms.compute_s[0, :, column],
         p2p_s=terms.p2p_s[0, :, column],
         num_microbatches=int(terms.num_microbatches[0, column]),
+        vpp=batch.vpp,
     )
 
 
@@ -127,7 +131,7 @@ def _breakdown(slowest: _Slowest, sync_s: float, update_s: float) -> TimeBreakdo
     straggler = int(np.argmax(stage))
     compute_s = slowest.num_microbatches * float(slowest.compute_s[straggler])
     p2p_s = slowest.num_microbatches * float(slowest.p2p_s[straggler])
-    bubble_s = float(stage.sum() - stage[straggler])
+    bubble_s = float(stage.sum() - stage[straggler]) / slowest.vpp
     return TimeBreakdown(
         compute_s=compute_s,
         p2p_s=p2p_s,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,21 @@ from sailor.model.hardware import Link
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.model.profile import LayerProfile, Provenance, UnitTime
+from sailor.sim.columns import Column
 from sailor.sim.engine import Route
-from sailor.sim.kinds import WorkerKind
+from sailor.sim.kinds import WorkerKind, kinds_of_plan
+from sailor.sim.layers import expert_params
+from sailor.sim.native import SailorModel
+from sailor.sim.native_sync import allreduce_bytes, shard_rank_s, weights_bytes
 from sailor.sim.network import LinkIndex
-from sailor.sim.platforms import Platform
-from sailor.sim.profiles import ProfileIndex
+from sailor.sim.placement import Node, placed
+from sailor.sim.platforms import MEGATRON_DEEPSPEED, Platform
+from sailor.sim.profiles import ProfileIndex, blocks_prefix
 from sailor.sim.schedule import NUM_COMPUTE_OPS, Op
+from sailor.sim.tables import StageTables
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 # A layer whose time grows by less than this factor when the microbatch doubles waits for the host.
 _LAUNCH_BOUND_GROWTH = 1.5
@@ -33,6 +40,10 @@ _LAUNCH_BOUND_GROWTH = 1.5
 _GRADIENT_BYTES = 4.0
 # Flattening and unflattening: read, write, scale each way over the device's memory.
 _COPY_PASSES = 6.0
+
+
+# Source, destination, and their share of the card in bytes/s; None: inside a node.
+_Hop = tuple[WorkerKind, WorkerKind, float | None]
 
 
 class EventCosts:
@@ -43,7 +54,11 @@ class EventCosts:
         self._platforms = platforms
         self._index = ProfileIndex(problem)
         self._links = LinkIndex(problem.links)
-        self._gpus_in_node = _gpus_in_node(problem, plan)
+        homes = placed(problem, plan)
+        self._sending, self._reducing = homes.sending_gpus(plan), homes.reducing_gpus(plan)
+        self._kinds = kinds_of_plan(plan)
+        self._dp, self._vpp = plan.dp, plan.vpp
+        self._tables: dict[int, StageTables] = {}
 
     def platform(self, kind: WorkerKind) -> Platform:
         """Return the platform of a kind."""
@@ -57,11 +72,37 @@ class EventCosts:
         arch = self._problem.arch
         profile = self._profile(kind, microbatch)
         units = [self._unit_time(profile, kind, arch.unit_kind(u)) for u in range(start, stop)]
+        forward_s = sum(unit.forward_s for unit in units)
+        backward_s = sum(unit.backward_s for unit in units)
+        if profile.provenance is Provenance.MODELLED:
+            # The closed form's time of the stage, which is more than the device's, by pass.
+            at, tables = self._at(kind, start, stop), self._tables_of(microbatch)
+            # The host's time of a microbatch is that of all chunks together.
+            elsewhere_s = (1 - 1 / self._vpp) * tables.stage_s[at[0]]
+            total_s = tables.compute_s(*at, self._dp) - elsewhere_s
+            blocks = sum(arch.unit_kind(u) in ("first_block", "block") for u in range(start, stop))
+            host = profile.block_host
+            forward_s = math.hypot(forward_s**2, (blocks * host.forward_s) ** 2) ** 0.5
+            backward_s = math.hypot(backward_s**2, (blocks * host.backward_s) ** 2) ** 0.5
+            scale = float(total_s) / (forward_s + backward_s)
+            forward_s, backward_s = forward_s * scale, backward_s * scale
         seconds = np.zeros(NUM_COMPUTE_OPS)
-        seconds[Op.FORWARD] = sum(unit.forward_s for unit in units)
-        seconds[Op.BACKWARD] = sum(unit.backward_s for unit in units)
+        seconds[Op.FORWARD] = forward_s
+        seconds[Op.BACKWARD] = backward_s
         seconds[Op.BACKWARD_INPUT] = seconds[Op.BACKWARD_WEIGHT] = seconds[Op.BACKWARD] / 2
         return seconds
+
+    def _tables_of(self, microbatch: int) -> StageTables:
+        if microbatch not in self._tables:
+            self._tables[microbatch] = SailorModel().tables(self._problem, self._kinds, microbatch)
+        return self._tables[microbatch]
+
+    def _at(self, kind: WorkerKind, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+        return np.asarray(self._kinds.index(kind)), np.asarray(start), np.asarray(stop)
+
+    def _is_modelled(self, kind: WorkerKind) -> bool:
+        mine = [p for p in self._problem.profiles if (p.gpu, p.tp) == (kind.gpu, kind.tp)]
+        return any(profile.provenance is Provenance.MODELLED for profile in mine)
 
     def _profile(self, kind: WorkerKind, microbatch: int) -> LayerProfile:
         profile = self._index.profile(kind, microbatch)
@@ -97,23 +138,41 @@ class EventCosts:
         )
 
     def route(
-        self, src: WorkerKind, dst: WorkerKind, tensor_bytes: float, lanes: tuple[int, ...]
+        self,
+        src: WorkerKind,
+        dst: WorkerKind,
+        tensor_bytes: float,
+        lanes: tuple[int, ...],
+        *,
+        ends: tuple[Node, Node],
     ) -> Route:
-        """Return the way of one boundary tensor.
+        """Return the way of one boundary tensor from one of the nodes `ends` to the other.
 
         Each of tp pairs carries its part; the receivers put the parts together over their node's
-        own links, after their hosts have read what comes.
+        own links, after their hosts have read what comes. Modelled stages have the host's part in
+        their time of a microbatch.
         """
         part_bytes = tensor_bytes / src.tp
         missing_bytes = tensor_bytes * (dst.tp - 1) / dst.tp
         gather_s = missing_bytes / self._problem.node(dst.node_type).intra_node_bandwidth
-        seconds, latency_s = self._carry_s(src, dst, tensor_bytes, part_bytes)
+        host_s = self.platform(dst).host_s_per_message.value
+        if self._is_modelled(dst):
+            host_s = 0.0
+        if ends[0] == ends[1]:
+            seconds, latency_s = self._inside_s(src, part_bytes)
+        else:
+            shares = (
+                self._card_share(kind.gpus, self._sending[node], node)
+                for kind, node in zip((src, dst), ends, strict=True)
+            )
+            seconds, latency_s = self._carry_s(src, dst, tensor_bytes, part_bytes, min(shares))
         return Route(
             transfer_s=seconds,
             lanes=lanes,
             latency_s=latency_s,
-            receive_s=self.platform(dst).host_s_per_message.value + gather_s,
-            buffered=part_bytes <= self.platform(src).transport_buffer_bytes.value,
+            receive_s=host_s + gather_s,
+            # Interleaved schedules post sends and receives together: none waits for the other.
+            buffered=self._vpp > 1 or part_bytes <= self.platform(src).transport_buffer_bytes.value,
         )
 
     def boundary_bytes(self, unit: int, microbatch: int) -> float:
@@ -127,35 +186,140 @@ class EventCosts:
         """Return the gradients of one rank of a stage."""
         return _GRADIENT_BYTES * self._params(kind, start, stop)
 
-    def allreduce_s(self, ring: Sequence[WorkerKind], start: int, stop: int) -> float:
+    def _inside_s(self, kind: WorkerKind, pair_bytes: float) -> tuple[float, float]:
+        """Return the seconds and latency of a pair's message over its node's own links."""
+        cluster = self._problem.cluster
+        rate = self._problem.node(kind.node_type).intra_node_bandwidth * cluster.link_share
+        return pair_bytes / rate, cluster.link_step_s
+
+    def allreduce_s(
+        self,
+        ring: Sequence[WorkerKind],
+        start: int,
+        stop: int,
+        nodes: Sequence[Node],
+    ) -> float:
         """Return the seconds of a stage's ring all-reduce over its replicas in plan order.
 
-        2 (D - 1) steps move 1 / D of the gradients over the slowest hop. All tp ranks of a node
-        reduce at once, so that each has 1 / tp of the link's aggregate bandwidth.
+        2 (D - 1) steps over D = dp cp ranks move 1 / D of the bytes over the slowest hop. All tp
+        ranks of a node reduce at once, so that each has 1 / tp of the link's aggregate bandwidth;
+        hops between replicas on one of `nodes` run over its own links, the others share its card.
         """
-        dp = len(ring)
-        if dp == 1:
+        training, arch = self._problem.training, self._problem.arch
+        ranks = float(len(ring) * training.cp)
+        size = allreduce_bytes(self._problem)
+        if ranks == 1 or size == 0:
             return 0.0
-        hops = dict.fromkeys(zip(ring, (*ring[1:], ring[0]), strict=True))
-        slowest_s = 0.0
-        for src, dst in hops:
-            chunk_bytes = self.gradient_bytes(src, start, stop) / dp
-            seconds, latency_s = self._carry_s(src, dst, chunk_bytes * src.tp, chunk_bytes)
-            slowest_s = max(slowest_s, seconds + latency_s)
-        return 2 * (dp - 1) * slowest_s
+        hops = self._hops(ring, nodes)
+        blocks = float(np.diff(blocks_prefix(arch)[[start, stop]])[0])
+
+        def experts(kind: WorkerKind) -> float:
+            return size * blocks * expert_params(arch, training, kind.tp)
+
+        def dense(kind: WorkerKind) -> float:
+            whole = (start, stop) == (0, arch.num_units)
+            once = 1.0 - (self._tied_share(kind) if whole else 0.0)
+            return size * once * self._params(kind, start, stop) - experts(kind)
+
+        seconds = self._ring_s(hops, dense, ranks, 1.0)
+        if arch.experts is not None:
+            # Neighbours on a node have other experts: each has a ring of its own.
+            most = max(Counter(nodes).values())
+            spread = min(float(training.ep), float(most))
+            seconds += self._ring_s(hops, experts, max(1.0, ranks / training.ep), spread)
+        shares = min(ranks, float(training.zero_group or ranks))
+        if training.zero in (1, 2) and training.zero_group is not None:
+            seconds += self._gather_s(hops, start, stop, shares, most=max(Counter(nodes).values()))
+        return seconds + shard_rank_s(training) * (shares - 1)
+
+    def _gather_s(
+        self, hops: Sequence[_Hop], start: int, stop: int, shares: float, most: int
+    ) -> float:
+        """Return the gathering of weights in groups of `shares`, of which a node may hold some."""
+        size = weights_bytes(self._problem.training)
+
+        def weights(kind: WorkerKind) -> float:
+            return size * self._params(kind, start, stop)
+
+        inside = shares <= most and most % shares == 0
+        own = [(src, dst, None) for src, dst, _ in hops] if inside else hops
+        return self._ring_s(own, weights, shares, max(1.0, most / shares))
+
+    def _tied_share(self, kind: WorkerKind) -> float:
+        size = min(p.microbatch for p in self._problem.profiles if p.gpu == kind.gpu)
+        return float(self._tables_of(size).memory.tied_share[self._kinds.index(kind)])
+
+    def _ring_s(
+        self,
+        hops: Sequence[_Hop],
+        rank_bytes: Callable[[WorkerKind], float],
+        ranks: float,
+        beside: float,
+    ) -> float:
+        """Return a ring's seconds; `beside` rings share every hop between nodes."""
+        slowest_s = inside_s = 0.0
+        for src, dst, share in hops:
+            chunk_bytes = rank_bytes(src) / ranks
+            if share is None:
+                seconds, latency_s = self._inside_s(src, chunk_bytes)
+                inside_s = max(inside_s, latency_s)
+            else:
+                seconds, latency_s = self._carry_s(
+                    src, dst, beside * chunk_bytes * src.tp, chunk_bytes, share
+                )
+                seconds += latency_s
+            slowest_s = max(slowest_s, seconds)
+        return 2 * (ranks - 1) * slowest_s + inside_s * math.log2(ranks)
+
+    def _hops(self, ring: Sequence[WorkerKind], nodes: Sequence[Node]) -> Sequence[_Hop]:
+        """Return the distinct hops of a ring."""
+        found: dict[_Hop, None] = {}
+        for place, (src, here) in enumerate(zip(ring, nodes, strict=True)):
+            following = (place + 1) % len(ring)
+            dst, there = ring[following], nodes[following]
+            share = None
+            if here != there:
+                share = min(
+                    self._card_share(src.tp, self._reducing[here], here),
+                    self._card_share(dst.tp, self._reducing[there], there),
+                )
+            found[src, dst, share] = None
+        return tuple(found)
 
     def local_s(self, kind: WorkerKind, start: int, stop: int) -> float:
-        """Return the seconds of flattening and unflattening a stage's gradients."""
+        """Return the seconds of flattening and unflattening a stage's gradients.
+
+        Frameworks that keep gradients in one buffer have nothing to flatten.
+        """
+        if self._problem.training.framework != MEGATRON_DEEPSPEED or self._is_modelled(kind):
+            return 0.0
         arch = self._problem.arch
         tensors = sum(num_tensors(arch, arch.unit_kind(unit)) for unit in range(start, stop))
         bandwidth = self._problem.gpu(kind.gpu).memory_bandwidth
         copies_s = _COPY_PASSES * self.gradient_bytes(kind, start, stop) / bandwidth
         return self.platform(kind).launch_s_per_tensor.value * tensors + copies_s
 
-    def update_s(self, kind: WorkerKind, microbatch: int, start: int, stop: int) -> float:
-        """Return the seconds of an optimizer step over the stage's parameters."""
-        profile = self._profile(kind, microbatch)
-        return profile.optimizer_s * self._params(kind, start, stop) / profile.optimizer_params
+    def tied_s(self, columns: Sequence[Column], pp: int) -> float:
+        """Return what first and last rank take to add up the gradients of a table both hold."""
+        found = 0.0
+        for column in columns if pp > 1 else ():
+            table = self._tables_of(column.microbatch).tied_send_s
+            if table is not None:
+                first, last = (self._kinds.index(column.kinds[end]) for end in (0, -1))
+                found = max(found, float(table[first, last]))
+        return found
+
+    def update_s(
+        self, kind: WorkerKind, microbatch: int, spans: Sequence[tuple[int, int]]
+    ) -> float:
+        """Return the seconds of an optimizer step over a rank's parameters."""
+        tables = self._tables_of(microbatch)
+        each = (
+            float(tables.update_seconds(*self._at(kind, start, stop), self._dp))
+            for start, stop in spans
+        )
+        fixed = float(tables.update_s[self._kinds.index(kind)])
+        return sum(each) - (len(spans) - 1) * fixed
 
     def _params(self, kind: WorkerKind, start: int, stop: int) -> float:
         footprint = self._index.footprint(kind.tp)
@@ -168,7 +332,12 @@ class EventCosts:
         return float(sum(footprint.unit(arch.unit_kind(u)).params for u in range(start, stop)))
 
     def _carry_s(
-        self, src: WorkerKind, dst: WorkerKind, all_bytes: float, pair_bytes: float
+        self,
+        src: WorkerKind,
+        dst: WorkerKind,
+        all_bytes: float,
+        pair_bytes: float,
+        card_bytes_per_s: float,
     ) -> tuple[float, float]:
         """Return the seconds that `all_bytes`, in one message a pair, hold the link; and latency.
 
@@ -181,9 +350,9 @@ class EventCosts:
             self.platform(src).link_efficiency.value, self.platform(dst).link_efficiency.value
         )
         rate = link.curve.bytes_per_s(pair_bytes) if link.curve else link.bandwidth
-        rate = min(
-            efficiency * float(rate or math.inf), self._card_share(src), self._card_share(dst)
-        )
+        if link.assumed and link.curve is None:
+            card_bytes_per_s *= self._problem.cluster.nic_share
+        rate = min(efficiency * float(rate or math.inf), card_bytes_per_s)
         if link.curve:
             return max(all_bytes / rate, link.latency_s), 0.0
         return all_bytes / rate, link.latency_s
@@ -199,12 +368,11 @@ class EventCosts:
             )
         return link
 
-    def _card_share(self, kind: WorkerKind) -> float:
-        """Return a replica's part of its node's network card; unlimited where it is alone."""
-        in_node = self._gpus_in_node[kind.zone, kind.node_type, kind.market]
-        if in_node <= kind.tp:
+    def _card_share(self, gpus: int, busy_gpus: int, node: Node) -> float:
+        """Return a replica's part of its node's card; unlimited where nobody else sends."""
+        if busy_gpus <= gpus:
             return math.inf
-        return self._problem.node(kind.node_type).nic_bandwidth * kind.tp / in_node
+        return self._problem.node(node[1]).nic_bandwidth * gpus / busy_gpus
 
 
 def num_tensors(arch: ModelSpec, unit: UnitKind) -> int:
@@ -215,12 +383,3 @@ def num_tensors(arch: ModelSpec, unit: UnitKind) -> int:
     if unit == "head":
         return 1 + norm
     return 4 * (2 if arch.biases else 1) + 2 * norm
-
-
-def _gpus_in_node(problem: Problem, plan: Plan) -> dict[tuple[str, str, str], int]:
-    """Return how many GPUs of a node the plan uses, by zone, node type and market."""
-    used: Counter[tuple[str, str, str]] = Counter()
-    for stage in plan.stages:
-        for replica in stage.replicas:
-            used[replica.zone, replica.node_type, replica.market] += replica.tp
-    return {place: min(gpus, problem.node(place[1]).num_gpus) for place, gpus in used.items()}

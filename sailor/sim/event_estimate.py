@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from sailor.sim.engine import PipelineWork, Route, simulate
 from sailor.sim.event_costs import EventCosts
 from sailor.sim.event_memory import event_memory
 from sailor.sim.kinds import kinds_of_plan
-from sailor.sim.platforms import MEGATRON_DEEPSPEED, Platform, platform_of
+from sailor.sim.placement import Node, Placed, placed
+from sailor.sim.platforms import Platform, platform_of
 from sailor.sim.schedule import PipelineOrder, pipeline_order
 from sailor.sim.timeline import Timeline
 
@@ -132,7 +134,7 @@ def event_time(
     problem: Problem,
     plan: Plan,
     *,
-    framework: Framework = MEGATRON_DEEPSPEED,
+    framework: Framework | None = None,
     schedule: str | None = None,
     windows: Sequence[int] | None = None,
     platforms: Mapping[str, Platform] | None = None,
@@ -140,37 +142,38 @@ def event_time(
 ) -> EventEstimate:
     """Simulate one iteration of a plan.
 
-    `schedule` None is the framework's own. `platforms` replaces the built-in ones by GPU type.
+    `framework` None is the job's, `schedule` None the plan's, which for 1F1B has the framework's
+    own order of waits. `platforms` replaces the built-in ones by GPU type.
     Raises InputError where a profile, a size or a link is unknown.
     """
     _refuse_unknown(problem, plan)
     kinds = kinds_of_plan(plan)
     known = {
-        gpu: (platforms or {}).get(gpu) or platform_of(gpu, framework)
+        gpu: (platforms or {}).get(gpu) or platform_of(gpu, framework or problem.training.framework)
         for gpu in sorted({kind.gpu for kind in kinds})
     }
-    name = schedule or known[kinds[0].gpu].schedule
-    if name == "interleaved":
+    name = schedule or _schedule_of(plan, known[kinds[0].gpu])
+    if name == "interleaved" and plan.vpp == 1:
         raise InputError(
-            "a plan's stage is one run of units, so that it can't be interleaved",
-            where="schedule", hint="choose another schedule",
+            "every stage of the plan is one run of units, so that it can't be interleaved",
+            where="schedule", hint="choose another schedule, or give the plan a vpp above 1",
         )  # fmt: skip
     costs = EventCosts(problem, plan, known)
-    columns = columns_of(plan)
+    columns, homes = columns_of(plan), placed(problem, plan)
     cuts = [0, *(stage.stop for stage in plan.stages)]
     orders = {
-        count: pipeline_order(name, plan.pp, count, windows=windows)
+        count: pipeline_order(name, plan.pp, count, num_chunks=plan.vpp, windows=windows)
         for count in sorted({column.num_microbatches for column in columns})
     }
+    runs = _runs(columns, homes)
     groups = [
-        _parts(_work(costs, column, cuts, orders[column.num_microbatches], 0)) for column in columns
+        _parts(_work(costs, run, cuts, orders[run.column.num_microbatches], 0)) for run in runs
     ]
     slowest_s = max(group.total_s for group in groups)
-    first = np.cumsum([0, *(column.width for column in columns)]).tolist()
     pipelines = tuple(
         PipelineTime(
-            first_pipeline=start,
-            width=column.width,
+            first_pipeline=run.first_pipeline,
+            width=run.width,
             busiest_stage=group.busiest_stage,
             compute_s=group.compute_s,
             bubble_s=group.bubble_s,
@@ -178,9 +181,9 @@ def event_time(
             total_s=group.total_s,
             waiting_s=slowest_s - group.total_s,
         )
-        for start, column, group in zip(first[:-1], columns, groups, strict=True)
+        for run, group in zip(runs, groups, strict=True)
     )
-    stages = tuple(_stage_step(costs, columns, cuts, stage) for stage in range(plan.pp))
+    stages = tuple(_stage_step(costs, columns, plan, stage, homes) for stage in range(plan.pp))
     slow = max(pipelines, key=lambda pipeline: pipeline.total_s)
     sync = max(stages, key=lambda stage: stage.allreduce_s + stage.local_s)
     update_s = max(stage.update_s for stage in stages)
@@ -198,11 +201,38 @@ def event_time(
         waiting_s=max(pipeline.waiting_s for pipeline in pipelines),
         pipelines=pipelines,
         stages=stages,
-        memory=event_memory(problem, columns, cuts, kinds, known),
+        memory=event_memory(problem, columns, plan, kinds, known),
         schedule=name,
         assumptions=tuple(assumptions),
-        timeline=_timeline(costs, columns, cuts, orders) if with_timeline else None,
+        timeline=_timeline(costs, runs, cuts, orders) if with_timeline else None,
     )
+
+
+def _schedule_of(plan: Plan, platform: Platform) -> str:
+    """Return the engine's name of a plan's schedule: 1F1B has the framework's order of waits."""
+    return platform.schedule if plan.schedule == "1f1b" else plan.schedule
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Pipelines of a column that are alike down to which neighbours share a node."""
+
+    column: Column
+    nodes: tuple[Node, ...]  # of the first of them, by rank
+    first_pipeline: int
+    width: int
+
+
+def _runs(columns: Sequence[Column], homes: Placed) -> list[_Run]:
+    found: list[_Run] = []
+    pipeline = 0
+    for column in columns:
+        for _, members in groupby(range(pipeline, pipeline + column.width), key=homes.pattern):
+            own = list(members)
+            nodes = tuple(rank[own[0]] for rank in homes.nodes)
+            found.append(_Run(column, nodes, own[0], len(own)))
+        pipeline += column.width
+    return found
 
 
 def _refuse_unknown(problem: Problem, plan: Plan) -> None:
@@ -212,6 +242,7 @@ def _refuse_unknown(problem: Problem, plan: Plan) -> None:
             f"{problem.arch.num_units}",
             where="plan", hint="units are the embedding, every block, and the head",
         )  # fmt: skip
+    sizes = {footprint.tp for footprint in problem.footprints}
     gpu_of = {node.name: node.gpu for node in problem.nodes}
     for index, stage in enumerate(plan.stages):
         for number, replica in enumerate(stage.replicas):
@@ -220,6 +251,11 @@ def _refuse_unknown(problem: Problem, plan: Plan) -> None:
                     f"the job has no node type {replica.node_type} that holds {replica.gpu}",
                     where=f"stages[{index}].replicas[{number}]",
                     hint=f"its node types: {', '.join(sorted(gpu_of))}",
+                )
+            if replica.tp not in sizes:
+                raise InputError(
+                    f"the bytes of {problem.arch.name}'s layers at tp {replica.tp} are unknown",
+                    where="problem.footprints",
                 )
 
 
@@ -233,25 +269,32 @@ class _Parts:
 
 
 def _work(
-    costs: EventCosts, column: Column, cuts: Sequence[int], order: PipelineOrder, first_lane: int
+    costs: EventCosts, run: _Run, cuts: Sequence[int], order: PipelineOrder, first_lane: int
 ) -> PipelineWork:
-    """Return one pipeline of a column; each stage has a lane out and a lane in."""
-    num_stages = len(cuts) - 1
+    """Return one pipeline of a run; each rank has a lane out and a lane in."""
+    column, pp = run.column, order.num_stages
+    num_chunks = len(cuts) - 1
     activations: list[Route] = []
     gradients: list[Route] = []
-    for stage in range(num_stages - 1):
-        here, there = column.kinds[stage], column.kinds[stage + 1]
+    for chunk in range(num_chunks - 1):
+        src, dst = chunk % pp, (chunk + 1) % pp
+        here, there = column.kinds[src], column.kinds[dst]
+        ends = (run.nodes[src], run.nodes[dst])
         # The gradient of a stage's input is as large as the output of the stage before it.
-        size = costs.boundary_bytes(cuts[stage + 1] - 1, column.microbatch)
-        out, into = first_lane + 2 * stage, first_lane + 2 * stage + 1
-        activations.append(costs.route(here, there, size, (out, into + 2)))
-        gradients.append(costs.route(there, here, size, (out + 2, into)))
+        size = costs.boundary_bytes(cuts[chunk + 1] - 1, column.microbatch)
+        # A rank's lanes: out, in. What goes forward comes in on the next rank's.
+        ahead = (first_lane + 2 * src, first_lane + 2 * dst + 1)
+        back = (first_lane + 2 * dst, first_lane + 2 * src + 1)
+        activations.append(costs.route(here, there, size, ahead, ends=ends))
+        gradients.append(costs.route(there, here, size, back, ends=ends[::-1]))
     return PipelineWork(
         order=order,
         compute_s=np.stack(
             [
-                costs.compute_s(kind, column.microbatch, cuts[stage], cuts[stage + 1])
-                for stage, kind in enumerate(column.kinds)
+                costs.compute_s(
+                    column.kinds[chunk % pp], column.microbatch, cuts[chunk], cuts[chunk + 1]
+                )
+                for chunk in range(num_chunks)
             ],
             axis=1,
         ),
@@ -260,11 +303,10 @@ def _work(
     )
 
 
-def _lane_names(columns: Sequence[Column], num_stages: int) -> list[str]:
-    pipelines = range(sum(column.width for column in columns))
+def _lane_names(num_pipelines: int, num_stages: int) -> list[str]:
     return [
         f"pipeline {pipeline} stage {stage} {way}"
-        for pipeline in pipelines
+        for pipeline in range(num_pipelines)
         for stage in range(num_stages)
         for way in ("out", "in")
     ]
@@ -294,32 +336,38 @@ def _parts(work: PipelineWork) -> _Parts:
 
 
 def _stage_step(
-    costs: EventCosts, columns: Sequence[Column], cuts: Sequence[int], stage: int
+    costs: EventCosts, columns: Sequence[Column], plan: Plan, stage: int, homes: Placed
 ) -> StageStep:
-    start, stop = cuts[stage], cuts[stage + 1]
+    """Return a rank's end of the iteration: its chunks are reduced and updated one by one."""
+    spans = [(chunk.start, chunk.stop) for chunk in plan.stages[stage :: plan.pp]]
     ring = [column.kinds[stage] for column in columns for _ in range(column.width)]
+    nodes = homes.nodes[stage]
+    reduced_s = sum(costs.allreduce_s(ring, start, stop, nodes) for start, stop in spans)
+    if stage in (0, plan.pp - 1):
+        reduced_s += costs.tied_s(columns, plan.pp)
     return StageStep(
         stage=stage,
-        allreduce_s=costs.allreduce_s(ring, start, stop),
-        local_s=max(costs.local_s(column.kinds[stage], start, stop) for column in columns),
+        allreduce_s=reduced_s,
+        local_s=max(
+            sum(costs.local_s(column.kinds[stage], *span) for span in spans) for column in columns
+        ),
         update_s=max(
-            costs.update_s(column.kinds[stage], column.microbatch, start, stop)
-            for column in columns
+            costs.update_s(column.kinds[stage], column.microbatch, spans) for column in columns
         ),
     )
 
 
 def _timeline(
     costs: EventCosts,
-    columns: Sequence[Column],
+    runs: Sequence[_Run],
     cuts: Sequence[int],
     orders: Mapping[int, PipelineOrder],
 ) -> Timeline:
     """Return the timeline of all pipelines."""
-    num_stages = len(cuts) - 1
-    runs = [column for column in columns for _ in range(column.width)]
+    every = [run for run in runs for _ in range(run.width)]
+    num_ranks = len(every[0].nodes)
     works = [
-        _work(costs, column, cuts, orders[column.num_microbatches], 2 * num_stages * pipeline)
-        for pipeline, column in enumerate(runs)
+        _work(costs, run, cuts, orders[run.column.num_microbatches], 2 * num_ranks * pipeline)
+        for pipeline, run in enumerate(every)
     ]
-    return simulate(works, _lane_names(columns, num_stages))
+    return simulate(works, _lane_names(len(every), num_ranks))

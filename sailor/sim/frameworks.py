@@ -13,6 +13,10 @@ from sailor.model.execution import Execution, Framework
 
 MIB = 2**20
 GIB = 2**30
+_FP32_ADAM_BYTES = 28.0
+_MOMENT_TRAFFIC_BYTES = 16.0
+# Of a sharded optimizer's gathering of weights, where it runs beside the forward pass.
+EXPOSED_GATHER = 0.2
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,24 @@ def framework_times(name: Framework) -> FrameworkTimes:
 def framework_facts(name: Framework) -> FrameworkFacts:
     """Return a framework's memory constants."""
     return _MEMORY[name]
+
+
+def gradient_wire_bytes(execution: Execution) -> float:
+    """Return the bytes of a gradient on the wire: whole in fp32, else as the framework sends it."""
+    if execution.precision == "fp32":
+        return 4.0
+    return framework_times(execution.framework).grad_sync_bytes
+
+
+def optimizer_traffic_bytes(execution: Execution) -> float:
+    """Return the bytes a parameter that an optimizer step moves.
+
+    In fp32 Adam reads parameter, gradient and two moments and writes all but the gradient; plain
+    SGD moves no moments. In mixed precision the framework's fitted figure counts.
+    """
+    times = framework_times(execution.framework)
+    moved = _FP32_ADAM_BYTES if execution.precision == "fp32" else times.optimizer_bytes
+    return moved - (_MOMENT_TRAFFIC_BYTES if execution.optimizer == "sgd" else 0.0)
 
 
 def state_bytes(execution: Execution) -> StateBytes:

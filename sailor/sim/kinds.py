@@ -12,23 +12,31 @@ from sailor.model.problem import Problem
 
 @dataclass(frozen=True, order=True)
 class WorkerKind:
-    """`tp` GPUs of one node of `node_type` in `zone`, rented on `market`."""
+    """`tp` GPUs, `cp` times, of one node of `node_type` in `zone`, rented on `market`."""
 
     gpu: str
     zone: str
     market: Market
     node_type: str
     tp: int
+    cp: int = 1
 
     @classmethod
-    def of(cls, replica: Replica) -> WorkerKind:
+    def of(cls, replica: Replica, cp: int = 1) -> WorkerKind:
         """Return the kind of a plan's replica."""
-        return cls(replica.gpu, replica.zone, replica.market, replica.node_type, replica.tp)
+        return cls(replica.gpu, replica.zone, replica.market, replica.node_type, replica.tp, cp)
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that one replica takes."""
+        return self.tp * self.cp
 
 
 def kinds_of_plan(plan: Plan) -> tuple[WorkerKind, ...]:
     """Return the distinct kinds of a plan, sorted."""
-    return tuple(sorted({WorkerKind.of(r) for stage in plan.stages for r in stage.replicas}))
+    return tuple(
+        sorted({WorkerKind.of(r, plan.cp) for stage in plan.ranks for r in stage.replicas})
+    )
 
 
 def tp_degrees(problem: Problem, gpu: str) -> tuple[int, ...]:
@@ -39,12 +47,13 @@ def tp_degrees(problem: Problem, gpu: str) -> tuple[int, ...]:
 def rentable_kinds(problem: Problem) -> tuple[WorkerKind, ...]:
     """Return every kind that the problem's placements and profiles allow, sorted."""
     found: list[WorkerKind] = []
+    cp = problem.training.cp
     for placement in problem.placements:
         node = problem.node(placement.node_type)
         found.extend(
-            WorkerKind(node.gpu, placement.zone, placement.market, node.name, tp)
+            WorkerKind(node.gpu, placement.zone, placement.market, node.name, tp, cp)
             for tp in tp_degrees(problem, node.gpu)
-            if tp <= node.num_gpus
+            if tp * cp <= node.num_gpus
         )
     return tuple(sorted(found))
 

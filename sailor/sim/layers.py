@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sailor.model.arch import ModelSpec, UnitKind
-from sailor.model.execution import Execution
-from sailor.model.job import Precision
+from sailor.model.execution import Execution, Precision
 from sailor.model.profile import UnitBytes
 
 # Extra activations of separate operations, bytes of t h: norms, bias and activation keep 16 more
@@ -142,7 +141,7 @@ def _block_work(
     traffic = scale if execution.fused_norms else scale * UNFUSED_TRAFFIC
     spread = tp if execution.sequence_parallel else 1
     own = 2 * tokens * model.num_heads * model.head_dim / tp
-    ffn, gemms = _ffn_columns(model, execution, tp), _block_gemms(model, execution, tp, tokens)
+    ffn, gemms = ffn_columns(model, tp), _block_gemms(model, execution, tp, tokens)
     gate = tokens * hidden / tp if model.gated_mlp else 0.0
     wide = tokens * ffn
     moved = (22 if execution.dropout else 14) * tokens * hidden / spread + 2 * own
@@ -169,32 +168,21 @@ def _block_work(
     return forward, backward
 
 
-def block_params(model: ModelSpec, execution: Execution, tp: int) -> float:
+def block_params(model: ModelSpec, tp: int) -> float:
     """Return a block's parameters outside of routed experts, averaged over the blocks."""
-    params = float(model.unit_params("block", tp))
-    experts = execution.experts
-    if experts is None:
-        return params
-    up = 2 if model.gated_mlp else 1
-    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
-    dense = model.hidden * (model.ffn // tp) * (up + 1)
-    dense += (up * model.ffn // tp + model.hidden) if model.biases else 0
-    shared = model.hidden * (experts.shared_ffn // tp) * (up + 1)
-    router = model.hidden * experts.num_experts
-    return params + share * (router + shared - dense)
+    if model.experts is None:
+        return float(model.unit_params("block", tp))
+    routed = model.experts.num_experts * model.ffn_params(model.experts.ffn, tp)
+    return model.unit_params("block", tp) - model.experts_share * routed
 
 
 def expert_params(model: ModelSpec, execution: Execution, tp: int) -> float:
     """Return a block's parameters in the rank's share of the routed experts, averaged."""
-    experts = execution.experts
+    experts = model.experts
     if experts is None:
         return 0.0
-    expert_tp = execution.expert_tp or tp
-    up = 2 if model.gated_mlp else 1
-    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
-    one = model.hidden * (experts.ffn // expert_tp) * (up + 1)
-    one += (up * experts.ffn // expert_tp + model.hidden) if model.biases else 0
-    return share * experts.num_experts / execution.ep * one
+    one = model.ffn_params(experts.ffn, execution.expert_tp or tp)
+    return model.experts_share * experts.num_experts / execution.ep * one
 
 
 def block_saved_bytes(model: ModelSpec, execution: Execution, tp: int, microbatch: int) -> float:
@@ -246,11 +234,11 @@ def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: fl
     size = element_bytes(execution.precision)
     columns = 3 if model.gated_mlp else 2
     dense = size * columns * tokens * _ffn(model.ffn, tp)
-    experts = execution.experts
+    experts = model.experts
     if experts is None:
         return dense
     # Tokens are spread over tp where the expert group is not the tensor-parallel one.
-    share = 1 - min(experts.dense_blocks, model.num_layers) / model.num_layers
+    share = model.experts_share
     expert_tp = execution.expert_tp or tp
     routed = tokens * experts.top_k * expert_tp / tp
     sparse = size * columns * routed * experts.ffn / expert_tp + 2 * size * routed * model.hidden
@@ -261,22 +249,34 @@ def _saved_ffn_bytes(model: ModelSpec, execution: Execution, tp: int, tokens: fl
 def unit_bytes(model: ModelSpec, execution: Execution, kind: UnitKind, tp: int) -> UnitBytes:
     """Return parameters, kept activations and output of a unit for one sample.
 
-    Full recomputation keeps a block's input, spread over the ranks by sequence parallelism.
+    Full recomputation keeps a block's input, spread over the ranks by sequence parallelism. The
+    embedding keeps its dropout's mask. What a head keeps depends on framework and GPU type:
+    `analytic_memory.head_bytes`; here the logits, their fp32 softmax and the inputs of norm and
+    head count.
     """
-    tokens, hidden = model.seq_len, model.hidden
+    tokens, hidden = _tokens(model, execution, 1), model.hidden
     size = element_bytes(execution.precision)
+    spread = tp if execution.sequence_parallel else 1
+    rows = model.padded_vocab(tp, execution.vocab_divisor) / tp
+    table = round(rows * hidden)
+    norm = hidden * (2 if model.norm == "layernorm" else 1)
     output = float(size * tokens * hidden)
     if kind == "embedding":
-        kept = output + tokens * hidden  # and a byte of dropout mask
+        params = table + model.max_positions * hidden
+        kept = tokens * hidden / spread if execution.dropout else 0.0
+        if not execution.fused_norms:
+            kept += 4 * tokens * hidden / spread
     elif kind == "head":
-        # Logits and their softmax: 2 + 4 bytes in 16-bit, 4 + 4 in fp32; inputs of norm and head.
-        kept = (size + 4) * tokens * model.padded_vocab(tp) / tp + 2 * output
-        output = 4.0 * tokens * model.padded_vocab(tp) / tp
-    elif execution.recompute == "full":
-        kept = output / (tp if execution.sequence_parallel else 1)
+        params = table + norm
+        kept = (size + 4) * tokens * rows + 2 * output
+        output = 4.0 * tokens * rows
     else:
-        kept = block_saved_bytes(model, execution, tp, 1)
-    return UnitBytes(params=model.unit_params(kind, tp), activation_bytes=kept, output_bytes=output)
+        params = round(block_params(model, tp) + expert_params(model, execution, tp))
+        if execution.recompute == "full":
+            kept = output / spread
+        else:
+            kept = block_saved_bytes(model, execution, tp, 1)
+    return UnitBytes(params=params, activation_bytes=kept, output_bytes=output)
 
 
 def _block_gemms(
@@ -286,7 +286,7 @@ def _block_gemms(
     keys = 2 * model.num_kv_heads * model.head_dim / tp
     attention = (Gemm(tokens, own + keys, model.hidden), Gemm(tokens, model.hidden, own))
     num_up = 2 if model.gated_mlp else 1
-    experts = execution.experts
+    experts = model.experts
     if experts is None:
         ffn = _ffn(model.ffn, tp)
         return (
@@ -319,9 +319,9 @@ def _score_gemms(
     return scores, Gemm(rows, float(model.head_dim), columns, batch)
 
 
-def _ffn_columns(model: ModelSpec, execution: Execution, tp: int) -> float:
+def ffn_columns(model: ModelSpec, tp: int) -> float:
     """Return the feed-forward columns that a token passes on one rank."""
-    experts = execution.experts
+    experts = model.experts
     if experts is None:
         return float(_ffn(model.ffn, tp))
     return (experts.top_k * experts.ffn + experts.shared_ffn) / tp

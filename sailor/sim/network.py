@@ -61,6 +61,7 @@ class LinkTable:
     min_bytes: Floats
     max_bytes: Floats
     peak: Floats  # bytes/s
+    assumed: NDArray[np.bool_]  # a data sheet's figure, not a measurement
 
     def fitted_transfer_s(self, message_bytes: Floats, src: Ints, dst: Ints) -> Floats:
         """Return bytes over the fitted bandwidth, unclamped and without latency.
@@ -106,6 +107,7 @@ def link_table(
         min_bytes=np.ones(shape),
         max_bytes=np.ones(shape),
         peak=np.ones(shape),
+        assumed=np.zeros(shape, dtype=np.bool_),
     )
     for i, src in enumerate(kinds):
         for j, dst in enumerate(kinds):
@@ -114,6 +116,7 @@ def link_table(
                 continue
             table.known[i, j] = True
             table.latency_s[i, j] = link.latency_s
+            table.assumed[i, j] = link.assumed and link.curve is None
             if link.curve is not None:
                 table.coefficients[i, j] = link.curve.coefficients
                 table.min_bytes[i, j] = link.curve.min_bytes
@@ -130,6 +133,7 @@ def with_shared_cards(problem: Problem, kinds: Sequence[WorkerKind], links: Link
 
     Where a node has more GPUs than a replica uses, the others send too: the link's rate is at
     most the card's, divided by GPUs. A replica that has its node to itself keeps the link's rate.
+    Of a card that was not measured, training reaches the cluster's share.
     """
     part = np.full(len(kinds), np.inf)
     for number, kind in enumerate(kinds):
@@ -137,7 +141,32 @@ def with_shared_cards(problem: Problem, kinds: Sequence[WorkerKind], links: Link
         if kind.tp < node.num_gpus:
             part[number] = node.nic_bandwidth * kind.tp / node.num_gpus
     cap = np.minimum(part[:, None], part[None, :])
+    cap = np.where(links.assumed, problem.cluster.nic_share * cap, cap)
     return replace(links, peak=np.minimum(links.peak, cap))
+
+
+def inside_one_node(
+    problem: Problem, kinds: Sequence[WorkerKind], links: LinkTable
+) -> LinkTable | None:
+    """Return the links of a pool that is a single node: its own; None for larger pools."""
+    if len(problem.placements) != 1 or [c.max_nodes for c in problem.capacities] != [1]:
+        return None
+    node, cluster = problem.node(problem.placements[0].node_type), problem.cluster
+    # Every GPU has a link of its own: a replica's aggregate is theirs together.
+    rate = node.intra_node_bandwidth * cluster.link_share
+    tp = np.array([kind.tp for kind in kinds], dtype=np.float64)
+    peak = rate * np.minimum(tp[:, None], tp[None, :])
+    flat = np.zeros((*peak.shape, 3))
+    flat[..., 2] = peak / 1e9
+    return replace(
+        links,
+        known=np.ones(peak.shape, dtype=np.bool_),
+        latency_s=np.full(peak.shape, cluster.link_step_s),
+        coefficients=flat,
+        min_bytes=np.ones(peak.shape),
+        max_bytes=np.ones(peak.shape),
+        peak=peak,
+    )
 
 
 def egress_usd_per_byte(problem: Problem, kinds: Sequence[WorkerKind]) -> Floats:

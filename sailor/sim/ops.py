@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sailor.model.execution import Precision
 from sailor.model.hardware import GpuType
-from sailor.model.job import Precision
 from sailor.sim.device import GpuFacts, gpu_facts
 from sailor.sim.layers import Gemm, PassWork, element_bytes
 

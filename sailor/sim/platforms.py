@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from pydantic import Field
 
-from sailor.errors import UnknownNameError
 from sailor.model.base import Record
 from sailor.model.execution import Framework
 from sailor.model.hardware import Name
@@ -61,6 +60,8 @@ class Platform(Record):
         )
 
 
+# DeepSpeed's engine waits for its neighbours in an order of its own.
+_SCHEDULES = {MEGATRON_DEEPSPEED: "1f1b_deepspeed"}
 _BUFFER = Figure(value=4194304, source="NCCL's default buffer of one channel, NCCL_BUFFSIZE")
 _HOST = 1.5e-3
 _LAUNCH = 31e-6
@@ -114,11 +115,11 @@ def _rtx(gpu: str) -> Platform:
     )  # fmt: skip
 
 
-def _unmeasured(gpu: str) -> Platform:
+def _unmeasured(gpu: str, framework: Framework) -> Platform:
     return Platform(
         gpu=gpu,
-        framework=MEGATRON_DEEPSPEED,
-        schedule="1f1b_deepspeed",
+        framework=framework,
+        schedule=_SCHEDULES.get(framework, "1f1b"),
         link_efficiency=Figure(
             value=1.0, source="not measured: the links' curves are taken as they are", assumed=True
         ),
@@ -148,7 +149,10 @@ PLATFORMS: Mapping[tuple[str, str], Platform] = MappingProxyType(
 
 def platform_of(gpu: str, framework: Framework = MEGATRON_DEEPSPEED) -> Platform:
     """Return a GPU type's platform; defaults, marked as assumed, where it was not measured."""
-    known = sorted({name for name, _ in PLATFORMS})
-    if framework not in known:
-        raise UnknownNameError("framework", framework, known, where="framework")
-    return PLATFORMS.get((framework, gpu)) or _unmeasured(gpu)
+    measured = PLATFORMS.get((MEGATRON_DEEPSPEED, gpu))
+    if measured is None:
+        return _unmeasured(gpu, framework)
+    if framework == MEGATRON_DEEPSPEED:
+        return measured
+    own = {"framework": framework, "schedule": _SCHEDULES.get(framework, "1f1b")}
+    return measured.model_copy(update=own)

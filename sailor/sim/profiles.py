@@ -104,6 +104,13 @@ def unit_prefix(arch: ModelSpec, value: Callable[[UnitKind], float] | None) -> F
     return prefix
 
 
+def blocks_prefix(arch: ModelSpec) -> Floats:
+    """Return [U + 1]: blocks before each unit."""
+    units = np.arange(arch.num_units + 1, dtype=np.float64)
+    found: Floats = np.clip(units - 1, 0, arch.num_layers)
+    return found
+
+
 def _bind(
     value: Callable[[_Record, UnitKind], float], record: _Record
 ) -> Callable[[UnitKind], float]:

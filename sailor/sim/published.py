@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
 from sailor.sim.kinds import WorkerKind
+from sailor.sim.memory_tables import MemoryTables, dense_states, no_margin, no_sharing, no_slack
 from sailor.sim.network import LinkTable, egress_usd_per_byte, link_table
 from sailor.sim.prices import usd_per_gpu_hour
 from sailor.sim.profiles import ProfileIndex
-from sailor.sim.tables import MemoryMargin, MemoryTables, StageTables
+from sailor.sim.tables import StageTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,9 +43,16 @@ class PublishedSync:
     parameters_prefix: Floats  # [U + 1], at tp 1
 
     def seconds(
-        self, start: Ints, stop: Ints, min_tp: Ints, dp: Ints | int, src: Ints, dst: Ints
+        self,
+        start: Ints,
+        stop: Ints,
+        min_tp: Ints,
+        dp: Ints | int,
+        src: Ints,
+        dst: Ints,
+        run: Ints | int | None = None,
     ) -> Floats:
-        """Return the ring's seconds (0 for dp 1)."""
+        """Return the ring's seconds (0 for dp 1); every hop is between nodes."""
         parameters = self.parameters_prefix[stop] - self.parameters_prefix[start]
         size = parameters * _VALUE_BYTES / np.minimum(_MAX_TP_IN_SYNC, min_tp)
         full, rest = np.divmod(size, _BUCKET_BYTES)
@@ -85,10 +93,15 @@ class PublishedModel:
             num_units=problem.arch.num_units,
             usable=index.usable(kinds, microbatch),
             compute_prefix_s=index.compute_prefix_s(kinds, microbatch),
+            host_prefix_s=None,
+            stage_s=np.zeros(len(kinds)),
+            gather=None,
             update_s=np.array(
                 [getattr(index.profile(k, microbatch), "optimizer_s", 0.0) for k in kinds]
             ),
             update_prefix_s=np.zeros((len(kinds), problem.arch.num_units + 1)),
+            shared_update=None,
+            tied_update_s=np.zeros(len(kinds)),
             memory=self._memory(problem, index, kinds, microbatch),
             size_bytes=sizes,
             forward_size=by_unit,
@@ -101,6 +114,7 @@ class PublishedModel:
             egress_usd_per_byte=egress_usd_per_byte(problem, kinds),
             usd_per_gpu_hour=usd_per_gpu_hour(problem, kinds),
             tp=np.array([kind.tp for kind in kinds], dtype=np.int64),
+            tied_send_s=None,
             coupled=True,
             short_pipeline_factor=_SHORT_PIPELINE,
         )
@@ -118,25 +132,31 @@ class PublishedModel:
         parameters = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).params)
         activations = index.bytes_prefix(kinds, lambda fp, kind: fp.unit(kind).activation_bytes)
         none = np.zeros(len(kinds))
-        per_parameter = _PARAMETER_BYTES + _GRADIENT_BYTES + _OPTIMIZER_BYTES + _COMMUNICATION_BYTES
         return MemoryTables(
-            parameters_prefix_bytes=_PARAMETER_BYTES * parameters,
-            gradients_prefix_bytes=_GRADIENT_BYTES * parameters,
-            optimizer_prefix_bytes=_OPTIMIZER_BYTES * parameters,
-            communication_prefix_bytes=_COMMUNICATION_BYTES * parameters,
+            states=dense_states(
+                (
+                    ("parameters", _PARAMETER_BYTES * parameters),
+                    ("gradients", _GRADIENT_BYTES * parameters),
+                    ("optimizer", _OPTIMIZER_BYTES * parameters),
+                    ("communication", _COMMUNICATION_BYTES * parameters),
+                )
+            ),
+            sharing=no_sharing(len(kinds)),
             activations_prefix_bytes=activations * microbatch,
+            received_bytes=none,
             block_transient_bytes=none,
             head_transient_bytes=none,
+            head_freed_bytes=none,
             boundary_bytes=none,
+            ends_bytes=none,
             reserve_bytes=np.array(
                 [_EXTRA_BYTES_TP1 if kind.tp == 1 else _EXTRA_BYTES for kind in kinds]
             ),
             capacity_bytes=np.array(
                 [problem.gpu(kind.gpu).marketed_gib * 2.0**30 for kind in kinds]
             ),
-            state_prefix_bytes=per_parameter * parameters,
-            sharded_prefix_bytes=np.zeros_like(parameters),
             tied_share=none,
             in_flight_capped=False,
-            margin=MemoryMargin(states=0.0, moving=0.0, fixed_bytes=none),
+            slack=no_slack(len(kinds)),
+            margin=no_margin(len(kinds)),
         )

@@ -40,10 +40,10 @@ def _nodes_of_counts(counts: Counter[int], num_gpus: int) -> int:
 def rentals(problem: Problem, plan: Plan) -> tuple[NodeRental, ...]:
     """Return the nodes that the plan rents, sorted by zone and type."""
     used: dict[_Place, Counter[int]] = {}
-    for stage in plan.stages:
+    for stage in plan.ranks:
         for replica in stage.replicas:
             place = (replica.zone, replica.node_type, replica.market)
-            used.setdefault(place, Counter())[replica.tp] += 1
+            used.setdefault(place, Counter())[replica.tp * plan.cp] += 1
     prices = {(p.zone, p.node_type, p.market): p for p in problem.placements}
     found = []
     for place, counts in sorted(used.items()):
@@ -57,7 +57,7 @@ def rentals(problem: Problem, plan: Plan) -> tuple[NodeRental, ...]:
                 market=place[2],
                 gpu=node.gpu,
                 count=count,
-                gpus_used=sum(tp * number for tp, number in counts.items()),
+                gpus_used=sum(gpus * number for gpus, number in counts.items()),
                 gpus_rented=count * node.num_gpus,
                 usd_per_hour=count * placement.usd_per_hour,
                 price_source=placement.price_source,

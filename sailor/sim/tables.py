@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
 from sailor.sim.kinds import WorkerKind
+from sailor.sim.memory_tables import MemoryTables
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,116 +25,44 @@ class GradientSync(Protocol):
     """Seconds of a stage's gradient all-reduce."""
 
     def seconds(
-        self, start: Ints, stop: Ints, min_tp: Ints, dp: Ints | int, src: Ints, dst: Ints
+        self,
+        start: Ints,
+        stop: Ints,
+        min_tp: Ints,
+        dp: Ints | int,
+        src: Ints,
+        dst: Ints,
+        run: Ints | int | None = None,
     ) -> Floats:
         """Return the ring's time if its slowest hop is the one from kind `src` to kind `dst`.
 
-        The stage holds units [start, stop), its `dp` replicas have at least `min_tp` GPUs.
-        Arguments broadcast against each other; infinite where the link is unknown.
+        The stage holds units [start, stop), its `dp` replicas have at least `min_tp` GPUs. `run`
+        replicas of kind src = dst stand side by side: if a node holds them all, no hop leaves it
+        (None: unknown, it does). Arguments broadcast against each other; infinite where the link
+        is unknown.
+        """
+        ...
+
+
+class WeightGather(Protocol):
+    """Seconds a microbatch that fully sharded weights take to arrive."""
+
+    def combined_s(
+        self, busy_s: Floats, kind: Ints, start: Ints, stop: Ints, dp: Ints, over: int | None
+    ) -> Floats:
+        """Return a stage's seconds: `busy_s` of computation, and gathers that it may hide.
+
+        Units are added up along axis `over` (None: a stage is one run of units).
         """
         ...
 
 
 @dataclass(frozen=True)
-class MemoryMargin:
-    """What an estimate may be short of: shares of states and of moving parts, and fixed bytes.
+class SharedUpdate:
+    """A sharded optimizer's step, [K, U + 1] as if one rank made it: dense and experts' part."""
 
-    The verdict on memory uses the estimate plus this margin, so that a plan said to fit does fit.
-    """
-
-    states: float
-    moving: float
-    fixed_bytes: Floats  # [K]
-
-
-@dataclass(frozen=True)
-class MemoryTables:
-    """Bytes of one worker, by part. Prefix arrays are [K, U + 1] over units.
-
-    total = sum of `state_prefix_bytes` parts + in_flight * activations + transient + reserve,
-    where transient is `block_transient_bytes` or `head_transient_bytes`, whichever of the
-    stage's units asks for more.
-    """
-
-    parameters_prefix_bytes: Floats
-    gradients_prefix_bytes: Floats
-    optimizer_prefix_bytes: Floats
-    communication_prefix_bytes: Floats
-    activations_prefix_bytes: Floats  # of one microbatch
-    block_transient_bytes: Floats  # [K]
-    head_transient_bytes: Floats  # [K]
-    boundary_bytes: Floats  # [K], when there is more than one stage
-    reserve_bytes: Floats  # [K]
-    capacity_bytes: Floats  # [K]
-    state_prefix_bytes: Floats  # the sum of the first four
-    sharded_prefix_bytes: Floats  # the part of them that the replicas of a stage share out
-    tied_share: Floats  # [K] of the whole model's states: a table that embedding and head share
-    in_flight_capped: bool  # at most as many microbatches in flight as there are
-    margin: MemoryMargin
-
-    def in_flight(self, from_end: Ints | int, num_microbatches: Ints | int) -> Ints:
-        """Return the microbatches kept by the stage that is `from_end` from the end (last: 1)."""
-        if self.in_flight_capped:
-            return np.minimum(from_end, num_microbatches)
-        return np.asarray(from_end)
-
-    def total_bytes(
-        self,
-        kind: Ints,
-        start: Ints,
-        stop: Ints,
-        in_flight: Ints,
-        num_stages: int,
-        dp: Ints | int = 1,
-    ) -> Floats:
-        """Return the best estimate of a worker of `kind` that holds units [start, stop).
-
-        `dp` replicas share out what an optimizer shards; 1 is the most that a worker can hold.
-        """
-        state, moving = self._states_and_moving(kind, start, stop, in_flight, dp)
-        boundary = self.boundary_bytes[kind] if num_stages > 1 else 0.0
-        total: Floats = state + moving + boundary + self.reserve_bytes[kind]
-        return total
-
-    def bound_bytes(
-        self,
-        kind: Ints,
-        start: Ints,
-        stop: Ints,
-        in_flight: Ints,
-        num_stages: int,
-        dp: Ints | int = 1,
-    ) -> Floats:
-        """Return the upper bound that the verdict uses: the estimate plus its margin."""
-        state, moving = self._states_and_moving(kind, start, stop, in_flight, dp)
-        boundary = self.boundary_bytes[kind] if num_stages > 1 else 0.0
-        margin = self.margin
-        bound: Floats = (
-            (1.0 + margin.states) * state
-            + (1.0 + margin.moving) * moving
-            + boundary
-            + self.reserve_bytes[kind]
-            + margin.fixed_bytes[kind]
-        )
-        return bound
-
-    def _states_and_moving(
-        self, kind: Ints, start: Ints, stop: Ints, in_flight: Ints, dp: Ints | int
-    ) -> tuple[Floats, Floats]:
-        num_units = self.state_prefix_bytes.shape[1] - 1
-        transient = np.maximum(
-            np.where((start < num_units - 1) & (stop > 1), self.block_transient_bytes[kind], 0.0),
-            np.where(stop == num_units, self.head_transient_bytes[kind], 0.0),
-        )
-        state = self.state_prefix_bytes[kind, stop] - self.state_prefix_bytes[kind, start]
-        sharded = self.sharded_prefix_bytes[kind, stop] - self.sharded_prefix_bytes[kind, start]
-        state = state - sharded * (1.0 - 1.0 / np.asarray(dp))
-        # On one stage a tied table is there once; on two each holds its copy.
-        state = state * np.where((start == 0) & (stop == num_units), 1 - self.tied_share[kind], 1.0)
-        activations = (
-            self.activations_prefix_bytes[kind, stop] - self.activations_prefix_bytes[kind, start]
-        )
-        return state, in_flight * activations + transient
+    dense_prefix_s: Floats
+    experts_prefix_s: Floats
 
 
 @dataclass(frozen=True)
@@ -150,9 +79,14 @@ class StageTables:
     microbatch: int
     num_units: int
     usable: NDArray[np.bool_]  # [K]: profiled at this microbatch
-    compute_prefix_s: Floats  # [K, U + 1] forward and backward of one microbatch
+    compute_prefix_s: Floats  # [K, U + 1] forward and backward of one microbatch on the device
+    host_prefix_s: Floats | None  # [K, U + 1] the host's launches, where they are told apart
+    stage_s: Floats  # [K] of a microbatch on every stage, whatever it holds
+    gather: WeightGather | None  # of fully sharded weights
     update_s: Floats  # [K] part of the optimizer step that doesn't depend on the stage
     update_prefix_s: Floats  # [K, U + 1] part by unit
+    shared_update: SharedUpdate | None  # part by unit that replicas share out
+    tied_update_s: Floats  # [K] counted twice where one stage has both ends of a tied model
     memory: MemoryTables
     size_bytes: Floats  # [S]
     forward_size: Ints  # [U]
@@ -162,15 +96,57 @@ class StageTables:
     sync: GradientSync
     gradient_prefix_bytes: Floats  # [U + 1] whole gradients, what egress is paid for
     egress_usd_per_byte: Floats  # [K, K]
-    usd_per_gpu_hour: Floats  # [K], node price over the node's GPUs
-    tp: Ints  # [K]
+    usd_per_gpu_hour: Floats  # [K], cp times node price over the node's GPUs
+    tp: Ints  # [K]; a replica takes tp x cp GPUs, and pools are counted in units of cp
+    tied_send_s: Floats | None  # [K, K] adding up a tied table's gradients on two stages
     coupled: bool  # stage times are maxima over replicas before they are added up
     short_pipeline_factor: tuple[int, float]  # up to so many stages, stage 0's send counts so much
+
+    def compute_s(
+        self, kind: Ints, start: Ints, stop: Ints, dp: Ints | int, over: int | None = None
+    ) -> Floats:
+        """Return a stage's seconds of one microbatch; arguments broadcast against each other.
+
+        Device and host seconds D and H combine to (D^4 + H^4)^(1/4), as the host runs ahead. A
+        stage of several runs of units has them along axis `over`.
+        """
+        device = held(self.compute_prefix_s, kind, start, stop, over)
+        if self.host_prefix_s is not None:
+            host = held(self.host_prefix_s, kind, start, stop, over)
+            device = np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host))))
+        if self.gather is not None:
+            device = self.gather.combined_s(device, kind, start, stop, np.asarray(dp), over)
+        each = self.stage_s[kind]
+        seconds: Floats = device + (each if over is None else each.max(axis=over))
+        return seconds
+
+    def update_seconds(self, kind: Ints, start: Ints, stop: Ints, dp: Ints | int) -> Floats:
+        """Return a worker's optimizer step."""
+        own = self.update_prefix_s[kind, stop] - self.update_prefix_s[kind, start]
+        if self.shared_update is not None:
+            sharing = self.memory.sharing
+            dense, experts = self.shared_update.dense_prefix_s, self.shared_update.experts_prefix_s
+            own = own + (dense[kind, stop] - dense[kind, start]) / sharing.dense_ranks(dp)
+            own = own + (experts[kind, stop] - experts[kind, start]) / sharing.experts_ranks(
+                kind, dp
+            )
+        twice = self.tied_update_s[kind]
+        if self.shared_update is not None:
+            twice = twice / self.memory.sharing.dense_ranks(dp)
+        whole = (np.asarray(start) == 0) & (np.asarray(stop) == self.num_units)
+        seconds: Floats = self.update_s[kind] + own - np.where(whole, twice, 0.0)
+        return seconds
 
     def first_send_factor(self, num_stages: int) -> float:
         """Return how often stage 0's transfer counts (gradient in, activation out)."""
         up_to, factor = self.short_pipeline_factor
         return factor if num_stages <= up_to else 2.0
+
+
+def held(prefix: Floats, kind: Ints, start: Ints, stop: Ints, over: int | None) -> Floats:
+    """Return prefix sums over units [start, stop), added up along axis `over`."""
+    found: Floats = prefix[kind, stop] - prefix[kind, start]
+    return found if over is None else found.sum(axis=over)
 
 
 class CostModel(Protocol):

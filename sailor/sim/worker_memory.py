@@ -3,97 +3,154 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sailor.model.estimate import WorkerMemory
+from sailor.model.plan import Plan
 from sailor.sim.columns import Column
+from sailor.sim.interleaved import interleaved_peak, warmup_passes
 from sailor.sim.kinds import WorkerKind
+from sailor.sim.memory_tables import MemoryTables, StateTable
 from sailor.sim.tables import StageTables
+
+Span = tuple[int, int]  # units [start, stop)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A pipeline rank: its runs of units, and what the schedule keeps for them."""
+
+    stage: int
+    spans: tuple[Span, ...]
+    num_stages: int
+    dp: int
 
 
 def worker_memory(
     tables: Mapping[int, StageTables],
     columns: Sequence[Column],
-    cuts: Sequence[int],
+    plan: Plan,
     kinds: Sequence[WorkerKind],
+    *,
+    warmup_overlaps: bool = False,
 ) -> tuple[WorkerMemory, ...]:
-    """Return one entry for every stage and group of like replicas; `tables` by microbatch."""
+    """Return one entry for every stage and group of like replicas; `tables` by microbatch.
+
+    `warmup_overlaps`: an interleaved schedule that sends beside its first passes keeps two more.
+    """
     index = {kind: number for number, kind in enumerate(kinds)}
-    num_stages = len(cuts) - 1
-    dp = sum(column.width for column in columns)
+    units = [(stage.start, stage.stop) for stage in plan.stages]
     found: list[WorkerMemory] = []
-    for stage in range(num_stages):
+    for stage in range(plan.pp):
+        rank = _Rank(stage, tuple(units[stage :: plan.pp]), plan.pp, plan.dp)
         groups: dict[tuple[int, int, int], list[int]] = {}
         position = 0
         for column in columns:
-            own = tables[column.microbatch].memory
-            in_flight = int(own.in_flight(num_stages - stage, column.num_microbatches))
-            key = (index[column.kinds[stage]], column.microbatch, in_flight)
+            count = column.num_microbatches
+            if plan.schedule == "1f1b":
+                memory = tables[column.microbatch].memory
+                count = int(memory.in_flight(plan.pp - stage, count))
+            key = (index[column.kinds[stage]], column.microbatch, count)
             groups.setdefault(key, []).extend(range(position, position + column.width))
             position += column.width
-        for (kind, microbatch, in_flight), replicas in groups.items():
-            found.append(
-                _one_worker(tables[microbatch], kind, stage, cuts, tuple(replicas), in_flight, dp)
-            )
+        for (kind, microbatch, count), replicas in groups.items():
+            own = tables[microbatch]
+            passes = [count]
+            logits_of = count if plan.schedule == "gpipe" else 1
+            if plan.vpp > 1:
+                warmup = warmup_passes(plan.pp, plan.vpp, stage, overlaps=warmup_overlaps)
+                passes = _passes_at_peak(own.memory, kind, rank, count, warmup)
+            found.append(_one_worker(own, kind, rank, tuple(replicas), passes, logits_of))
     return tuple(found)
+
+
+def _passes_at_peak(
+    memory: MemoryTables, kind: int, rank: _Rank, num_microbatches: int, warmup: int
+) -> list[int]:
+    """Return how many microbatches of each chunk are kept when their sum is largest."""
+    kept = [_activations(memory, kind, span, rank.num_stages) for span in rank.spans]
+    return interleaved_peak(kept, rank.num_stages, num_microbatches, warmup)
+
+
+def _activations(memory: MemoryTables, kind: int, span: Span, num_stages: int) -> float:
+    """Return what a chunk keeps of one microbatch; a head's logits are gone before the next."""
+    start, stop = span
+    prefix = memory.activations_prefix_bytes
+    kept = float(prefix[kind, stop] - prefix[kind, start])
+    if stop == prefix.shape[1] - 1:
+        kept -= float(memory.head_freed_bytes[kind])
+    return kept + (float(memory.received_bytes[kind]) if num_stages > 1 else 0.0)
 
 
 def _one_worker(
     tables: StageTables,
     kind: int,
-    stage: int,
-    cuts: Sequence[int],
+    rank: _Rank,
     replicas: tuple[int, ...],
-    in_flight: int,
-    dp: int,
+    passes: Sequence[int],
+    logits_of: int,
 ) -> WorkerMemory:
-    memory = tables.memory
-    start, stop = cuts[stage], cuts[stage + 1]
+    """Return a worker that keeps `passes` microbatches of its chunks, logits of `logits_of`.
 
-    whole = (start, stop) == (0, tables.num_units)
-    once = 1.0 - float(memory.tied_share[kind]) if whole else 1.0
-
-    def part(prefix: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> int:
-        return round(once * float(prefix[kind, stop] - prefix[kind, start]))
-
-    where = (np.asarray(kind), np.asarray(start), np.asarray(stop), np.asarray(in_flight))
-    total = float(memory.total_bytes(*where, len(cuts) - 1, dp))
-    bound = float(memory.bound_bytes(*where, len(cuts) - 1, dp))
-    not_shared = 1.0 - 1.0 / dp
-    sharded = round(
-        once
-        * float(memory.sharded_prefix_bytes[kind, stop] - memory.sharded_prefix_bytes[kind, start])
-        * not_shared
-    )
-    parameters = part(memory.parameters_prefix_bytes)
-    gradients = part(memory.gradients_prefix_bytes)
-    optimizer = part(memory.optimizer_prefix_bytes) - sharded
-    communication = part(memory.communication_prefix_bytes)
-    activations = round(
-        in_flight
-        * float(
-            memory.activations_prefix_bytes[kind, stop]
-            - memory.activations_prefix_bytes[kind, start]
+    With every schedule but GPipe a backward pass follows the head's forward pass at once.
+    """
+    memory, dp = tables.memory, rank.dp
+    has_head = rank.spans[-1][1] == tables.num_units
+    logits = float(memory.head_freed_bytes[kind]) if has_head else 0.0
+    where = np.asarray(kind)
+    states = transient = fixed = 0.0
+    activations = logits_of * logits
+    for span, count in zip(rank.spans, passes, strict=True):
+        at = (where, np.asarray(span[0]), np.asarray(span[1]))
+        own, moving, parts = (
+            float(part) for part in memory.parts_bytes(*at, np.asarray(1), rank.num_stages, dp)
         )
+        kept = _activations(memory, kind, span, rank.num_stages)
+        states += own
+        # A head's logits are gone, or not there yet, when other chunks run backward.
+        transient = max(transient, moving - kept - logits)
+        activations += count * kept
+        fixed = max(fixed, parts)
+    moving = activations + transient
+    slack, margin = memory.slack, memory.margin
+    reserve = float(memory.reserve_bytes[kind])
+    slack_bytes = float(slack.states[kind] * states + slack.moving[kind] * moving)
+    total = states + moving + fixed + slack_bytes
+    ends = any(span[0] == 0 or span[1] == tables.num_units for span in rank.spans)
+    bound = total + float(
+        margin.states[kind] * states
+        + margin.moving[kind] * moving
+        + margin.fixed_bytes[kind]
+        + (memory.ends_bytes[kind] if ends else 0.0)
     )
-    boundary = round(float(memory.boundary_bytes[kind])) if len(cuts) > 2 else 0
-    reserve = round(float(memory.reserve_bytes[kind]))
-    named = parameters + gradients + optimizer + communication + activations + boundary + reserve
+    named = {part.name: _state_bytes(memory, part, kind, rank) for part in memory.states}
     return WorkerMemory(
-        stage=stage,
+        stage=rank.stage,
         replicas=replicas,
         gpu=tables.kinds[kind].gpu,
         tp=tables.kinds[kind].tp,
-        parameters_bytes=parameters,
-        gradients_bytes=gradients,
-        optimizer_bytes=optimizer,
-        communication_bytes=communication + boundary,
-        activations_bytes=activations,
-        transient_bytes=max(0, round(total) - named),
-        reserve_bytes=reserve,
+        parameters_bytes=round(named["parameters"]),
+        gradients_bytes=round(named["gradients"]),
+        optimizer_bytes=round(named["optimizer"]),
+        communication_bytes=round(named["communication"] + fixed - reserve),
+        activations_bytes=round(activations),
+        transient_bytes=round(transient),
+        reserve_bytes=round(reserve + slack_bytes),
         total_bytes=round(total),
         bound_bytes=round(bound),
         capacity_bytes=round(float(memory.capacity_bytes[kind])),
-        in_flight=in_flight,
+        in_flight=max(passes),
     )
+
+
+def _state_bytes(memory: MemoryTables, part: StateTable, kind: int, rank: _Rank) -> float:
+    """Return one part of the states, shared out over the replicas."""
+    own = replace(memory, states=(part,))
+    return sum(
+        float(
+            own.states_bytes(np.asarray(kind), np.asarray(start), np.asarray(stop), rank.dp)
+        )
+        for start, stop in rank.spans
+    )  # fmt: skip

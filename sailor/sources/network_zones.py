@@ -61,8 +61,9 @@ class ZonesNetwork:
             (catalog.node(group.node_type) for group in (src, dst)),
             key=lambda node: node.nic_bandwidth,
         )
-        bandwidth = slower.nic_bandwidth
-        source = f"line rate of {slower.name}'s network card ({slower.source})"
+        share = context.cluster.nic_share
+        bandwidth = share * slower.nic_bandwidth
+        source = f"{share:g} of the line rate of {slower.name}'s network card ({slower.source})"
         assumed = True
         if here.provider == there.provider and here.region == there.region:
             latency = SAME_ZONE if here.name == there.name else SAME_REGION

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sailor.model.execution import Chunk, Experts, chunks_of
+from sailor.model.arch import Experts
+from sailor.model.execution import Chunk, chunks_of
 from sailor.sim.clusters import DEFAULT_CLUSTER
 from sailor.validation.fields import Fields, Refused
 from sailor.validation.subject import Draft

@@ -61,7 +61,7 @@ def _problem(gpu: str) -> Problem:
     return Problem(
         job="validation",
         arch=preset(_MODEL),
-        training=Training(global_batch=1, precision="fp32"),
+        training=Training(global_batch=1, precision="fp32", framework="megatron-deepspeed"),
         batch=BatchTolerance(),
         objective=Objective.MAX_THROUGHPUT,
         constraints=Constraints(),

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from sailor.model.arch import ModelSpec
+from sailor.model.arch import Experts, ModelSpec
 from sailor.model.base import Record
 from sailor.model.catalog import Catalog
-from sailor.model.execution import Chunk, Execution, Experts, Layout, even_chunks
+from sailor.model.execution import Chunk, Execution, Layout, even_chunks
 from sailor.model.hardware import GpuType
 from sailor.sim.clusters import ClusterFacts
 from sailor.validation.fields import Fields, Refused
@@ -119,6 +119,10 @@ def subject_of(fields: Fields, draft: Draft) -> Subject:
     other = None
     if draft.other_attention:
         other = execution.model_copy(update={"attention": draft.other_attention})
+    try:
+        execution.check_model(model)
+    except ValueError as error:
+        raise Refused(str(error)) from None
     layouts = _layouts(fields, draft, model)
     oom = "OOM" in fields.memory.upper()
     memory = draft.memory_bytes
@@ -146,7 +150,8 @@ def _model(fields: Fields, draft: Draft) -> ModelSpec:
         vocab=fields.need("vocab"), seq_len=seq,
         max_positions=seq if draft.positions else 0,
         tied_embeddings=draft.tied, gated_mlp=draft.gated, biases=draft.biases,
-        norm="rmsnorm" if draft.rmsnorm else "layernorm", source=fields.source[:80],
+        norm="rmsnorm" if draft.rmsnorm else "layernorm", experts=draft.experts,
+        source=fields.source[:80],
     )  # fmt: skip
 
 
@@ -177,7 +182,7 @@ def _execution(fields: Fields, draft: Draft) -> Execution:
         zero_group=draft.zero_group, recompute=recompute,
         sequence_parallel=(draft.sequence_parallel or "sequence" in text) and "no sp" not in text,
         attention=draft.attention, dropout=draft.dropout, cp=fields.cp or 1,
-        vpp=fields.vpp or 1, ep=draft.ep, expert_tp=draft.expert_tp, experts=draft.experts,
+        ep=draft.ep, expert_tp=draft.expert_tp,
         vocab_divisor=draft.vocab_divisor, **(draft.options or {}),
     )  # fmt: skip
 

@@ -13,7 +13,8 @@ from sailor.model.huggingface import read_config
 from sailor.model.presets import preset, presets
 
 # Totals as published: Llama 3 model cards, Brown et al. 2020, Black et al. 2021, Zhang et al.
-# 2022. The sosp25 shape's total is what the artifact's memory file adds up to.
+# 2022, Jiang et al. 2024, Qwen3 Technical Report 2025. The sosp25 shape's total is what the
+# artifact's memory file adds up to.
 PUBLISHED_TOTALS = {
     "llama-3-8b": 8.03e9,
     "llama-3-70b": 70.55e9,
@@ -22,6 +23,8 @@ PUBLISHED_TOTALS = {
     "gpt-neo-2.7b": 2.65e9,
     "opt-30b": 29.97e9,
     "llama-3-8b-sosp25": 8.80e9,
+    "mixtral-8x7b": 46.70e9,
+    "qwen3-30b-a3b": 30.53e9,
 }
 
 LLAMA_3_8B = {
@@ -163,7 +166,7 @@ def test_name_comes_from_the_config_or_its_folder(tmp_path: Path) -> None:
     [
         ({}, "no model_type"),
         ([1, 2], "no JSON object"),
-        ({**LLAMA_3_8B, "model_type": "mixtral"}, "model_type 'mixtral'.*mistral"),
+        ({**LLAMA_3_8B, "model_type": "mistra"}, "model_type 'mistra'.*mistral"),
         ({k: v for k, v in LLAMA_3_8B.items() if k != "hidden_size"}, "'hidden_size' is missing"),
         ({**LLAMA_3_8B, "hidden_size": "4096"}, "hidden_size is '4096'.*whole number"),
         ({**LLAMA_3_8B, "num_hidden_layers": 0}, "num_hidden_layers is 0"),

@@ -15,6 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SOSP = ROOT / "examples" / "jobs" / "sosp25" / "prices.yaml"
 
 
+A3_PRICE = {
+    "zone": "us-central1-a", "node_type": "a3-highgpu-8g", "market": "on_demand",
+    "usd_per_hour": "80 USD/h", "source": "our contract", "as_of": "2026-03-01",
+}  # fmt: skip
+
+
 def job(**changes: Any) -> dict[str, Any]:
     base: dict[str, Any] = {
         "name": "small",
@@ -139,6 +145,23 @@ def test_measured_and_modelled_times_are_not_mixed_on_one_gpu() -> None:
             ["cost_model", "fp32", "bf16"],
         ),
         ({"sources": {"prices": "gpc"}}, ["sources.prices", "gpc", "'gcp'"]),
+        ({"cluster": "selen"}, ["cluster", "selen", "did you mean 'selene'"]),
+        ({"cluster": {"link_share": 1.5}}, ["cluster.link_share", "1"]),
+        (
+            {"training": {"global_batch": 64, "ep": 2}},
+            ["training", "ep 2 needs experts", "opt-350m has none"],
+        ),
+        (
+            {"model": "mixtral-8x7b", "training": {"global_batch": 64, "ep": 3}},
+            ["training", "num_experts 8 is not a multiple of ep 3"],
+        ),
+        (
+            {
+                "cost_model": "published",
+                "training": {"global_batch": 64, "precision": "fp32", "cp": 2},
+            },
+            ["training", "cost model 'published' knows", "cost_model: sailor"],
+        ),
     ],
 )
 def test_a_wrong_name_or_wish_gets_one_sentence(changes: dict[str, Any], parts: list[str]) -> None:
@@ -146,6 +169,49 @@ def test_a_wrong_name_or_wish_gets_one_sentence(changes: dict[str, Any], parts: 
     assert "\n" not in text
     for part in parts:
         assert part in text, text
+
+
+def test_a_job_s_cluster_is_known_by_name_or_by_figures() -> None:
+    usual = build_problem(job()).cluster
+    assert (usual.name, usual.link_share, usual.nic_share) == ("unknown", 0.8, 0.8)
+    assert (usual.host_factor, usual.link_step_s, usual.error_pct) == (1.0, 15e-6, 7.6)
+    named = build_problem(job(cluster="mosaic-h100")).cluster
+    assert (named.link_share, named.nic_share, named.host_factor) == (0.96, 0.94, 1.63)
+    assert named.error_pct == 2.3
+    measured = build_problem(job(cluster={"name": "selene", "link_share": 0.7})).cluster
+    assert (measured.link_share, measured.nic_share) == (0.7, 0.79)
+    assert measured.source.startswith("link_share as the job states; the rest: 8 HDR")
+
+
+def test_the_cluster_reaches_profiles_and_links() -> None:
+    """Half of the host's speed doubles launches; links that are assumed have the cards' share."""
+    pool = [{"zone": "us-central1-a", "node_type": "a3-highgpu-8g", "count": 2}]
+    fast, slow = (
+        build_problem(
+            job(
+                pool=pool,
+                training={"global_batch": 64},
+                sources={"prices": {"file": str(SOSP)}, "network": ["zones"]},
+                catalog={"prices": [A3_PRICE]},
+                cluster=cluster,
+            )
+        )
+        for cluster in ({}, {"host_factor": 2.0, "nic_share": 0.4})
+    )
+    for one, two in zip(fast.profiles, slow.profiles, strict=True):
+        assert two.block_host.forward_s == pytest.approx(2 * one.block_host.forward_s)
+        assert two.block == one.block
+    card = fast.node("a3-highgpu-8g").nic_bandwidth
+    assert {link.bandwidth for link in fast.links} == {0.8 * card}
+    assert {link.bandwidth for link in slow.links} == {0.4 * card}
+
+
+def test_cp_takes_its_gpus_of_one_node() -> None:
+    """On nodes of 8 cp 4 leaves tp 1 and 2."""
+    pool = [{"zone": "us-central1-a", "node_type": "a2-highgpu-8g", "count": 2}]
+    problem = build_problem(job(pool=pool, training={"global_batch": 64, "cp": 4}))
+    assert {profile.tp for profile in problem.profiles} == {1, 2}
+    assert {profile.provenance.value for profile in problem.profiles} == {"modelled"}
 
 
 def test_strict_makes_assumptions_errors() -> None:

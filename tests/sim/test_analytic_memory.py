@@ -6,12 +6,11 @@ import itertools
 
 import pytest
 
-from sailor.model.arch import ModelSpec
+from sailor.model.arch import Experts, ModelSpec
 from sailor.model.catalog import Catalog
 from sailor.model.execution import (
     Chunk,
     Execution,
-    Experts,
     Layout,
     chunks_of,
     even_chunks,
@@ -209,8 +208,8 @@ def test_experts_lie_on_their_ranks() -> None:
     layout = _layout(dp=8)
     counts = []
     for ep in (1, 2, 8):
-        execution = Execution(experts=experts, ep=ep)
-        dense, routed = rank_params(TOY, execution, layout, (Chunk(blocks=1),))
+        sparse = TOY.model_copy(update={"experts": experts})
+        dense, routed = rank_params(sparse, Execution(ep=ep), layout, (Chunk(blocks=1),))
         counts.append(routed)
         # Attention, norms and a router of 8 columns; no feed-forward of its own.
         assert dense == 4 * 512**2 + 4 * 512 + 4 * 512 + 512 * 8

@@ -427,11 +427,14 @@ def test_zb_h1_is_never_worse_than_1f1b_on_equal_stages(
 # The closed form of the planners against the engine.
 
 
-def closed_form_s(compute_s: list[float], p2p_s: list[float], num_microbatches: int) -> float:
+def closed_form_s(
+    compute_s: list[float], p2p_s: list[float], num_microbatches: int, vpp: int = 1
+) -> float:
     terms = StageTerms(
         compute_s=np.array(compute_s)[None, :, None],
         p2p_s=np.array(p2p_s)[None, :, None],
         num_microbatches=np.array([[num_microbatches]]),
+        vpp=vpp,
     )
     return float(pipeline_seconds(terms)[0, 0])
 
@@ -456,6 +459,22 @@ def test_the_closed_form_is_the_engine_for_uniform_stages(
     p2p_s = 2 * transfer_s if p > 1 else 0.0
     wanted = closed_form_s([forward_s + backward_s] * p, [p2p_s] * p, m)
     assert found == pytest.approx(wanted - p2p_s, rel=1e-9)
+
+
+@given(
+    st.integers(2, 6), st.integers(1, 6), st.integers(2, 4), st.floats(0.01, 10),
+    st.floats(0.01, 10),
+)  # fmt: skip
+def test_the_closed_form_is_the_engine_for_uniform_chunks(
+    p: int, groups: int, vpp: int, forward_s: float, backward_s: float
+) -> None:
+    """Interleaved, free transfers: ranks of vpp chunks fill and drain in a vpp-th of their time."""
+    work = uniform(
+        "interleaved", p, groups * p, num_chunks=vpp, forward_s=forward_s, backward_s=backward_s
+    )
+    rank_s = vpp * (forward_s + backward_s)
+    wanted = closed_form_s([rank_s] * p, [0.0] * p, groups * p, vpp)
+    assert run(work).makespan_s == pytest.approx(wanted, rel=1e-9)
 
 
 @given(

@@ -1,145 +1,16 @@
-"""One iteration in the event engine, term by term, on a problem small enough for a pencil."""
+"""One iteration in the event engine, term by term: pipelines, messages, schedules."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
-
 import pytest
+from event_problem import ARCH, MIB, both, footprint, parts, plan, problem, profile, training
 
 from sailor.errors import InputError
-from sailor.model.arch import ModelSpec
-from sailor.model.hardware import BandwidthCurve, GpuType, Link, NodeType, Zone
-from sailor.model.job import BatchTolerance, Constraints, Objective, SearchSpace, Training
-from sailor.model.plan import Plan, Replica, Stage
-from sailor.model.problem import Problem
-from sailor.model.profile import LayerFootprint, LayerProfile, Provenance, UnitBytes, UnitTime
-from sailor.sim.event_costs import num_tensors
-from sailor.sim.event_estimate import EventEstimate, event_time
-from sailor.sim.platforms import PLATFORMS, Figure, Platform, platform_of
+from sailor.model.hardware import BandwidthCurve, Link
+from sailor.model.plan import Plan
+from sailor.model.profile import Provenance, UnitTime
+from sailor.sim.event_estimate import event_time
 from sailor.sim.schedule import Op
-
-MIB = 2**20
-ARCH = ModelSpec(
-    name="tiny", num_layers=4, hidden=256, ffn=1024, num_heads=4, num_kv_heads=4, head_dim=64,
-    vocab=1024, seq_len=512, max_positions=512,
-)  # fmt: skip
-# Units: embedding, first block, three blocks, head. Boundary 2 MiB a sample, logits 4 MiB.
-PARAMS = {"embedding": 400_000, "first_block": 800_000, "block": 800_000, "head": 300_000}
-
-
-def gpu(name: str) -> GpuType:
-    return GpuType(
-        name=name, memory_bytes=10**10, marketed_gib=10, fp32_flop_per_s=1e13,
-        half_flop_per_s=1e14, memory_bandwidth=1e11, source="test",
-    )  # fmt: skip
-
-
-def node(name: str, gpu_name: str, num_gpus: int) -> NodeType:
-    return NodeType(
-        name=name, provider="test", gpu=gpu_name, num_gpus=num_gpus, intra_node_bandwidth=1e10,
-        nic_bandwidth=1e9, source="test",
-    )  # fmt: skip
-
-
-def profile(
-    gpu_name: str, tp: int, microbatch: int, scale: float, provenance: Provenance
-) -> LayerProfile:
-    def unit(forward_ms: float, backward_ms: float) -> UnitTime:
-        return UnitTime(forward_s=scale * forward_ms / 1e3, backward_s=scale * backward_ms / 1e3)
-
-    return LayerProfile(
-        model="tiny", gpu=gpu_name, tp=tp, microbatch=microbatch, precision="fp32",
-        embedding=unit(1, 0), first_block=unit(10, 20), block=unit(10, 20), head=unit(5, 10),
-        optimizer_s=4e-3, optimizer_params=2_000_000, provenance=provenance, source="test",
-    )  # fmt: skip
-
-
-def footprint(tp: int) -> LayerFootprint:
-    def unit(kind: str, activation: float, output: float) -> UnitBytes:
-        return UnitBytes(
-            params=PARAMS[kind] // tp, activation_bytes=activation * MIB / tp, output_bytes=output
-        )
-
-    return LayerFootprint(
-        model="tiny", tp=tp, precision="fp32", embedding=unit("embedding", 2, 2 * MIB),
-        first_block=unit("first_block", 40, 2 * MIB), block=unit("block", 40, 2 * MIB),
-        head=unit("head", 8, 4 * MIB / tp), provenance=Provenance.MEASURED, source="test",
-    )  # fmt: skip
-
-
-def problem(**changes: object) -> Problem:
-    base = Problem(
-        job="test", arch=ARCH, training=Training(global_batch=8, precision="fp32"),
-        batch=BatchTolerance(), objective=Objective.MAX_THROUGHPUT, constraints=Constraints(),
-        search_space=SearchSpace(), cost_model="sailor",
-        gpus=(gpu("fast"), gpu("slow")),
-        nodes=(node("fast-4", "fast", 4), node("fast-8", "fast", 8), node("slow-2", "slow", 2)),
-        zones=(Zone(name="z", region="r", provider="test"),),
-        placements=(), capacities=(),
-        links=(Link(src="z", dst="z", latency_s=1e-3, bandwidth=2e9, source="test"),),
-        egress=(),
-        profiles=tuple(
-            profile(name, tp, size, scale * size * factor, Provenance.MEASURED)
-            for name, scale in (("fast", 1.0), ("slow", 2.0))
-            for tp in (1, 2, 4)
-            # At twice the microbatch 1.9 times as long: bound by the GPU, not by launches.
-            for size, factor in ((1, 1.0), (2, 0.95))
-        ),
-        footprints=tuple(footprint(tp) for tp in (1, 2, 4)),
-    )  # fmt: skip
-    return base.model_copy(update=changes)
-
-
-def platform(gpu_name: str, **figures: float) -> Platform:
-    values = {
-        "link_efficiency": 0.5,
-        "transport_buffer_bytes": 1.0 * MIB,
-        "host_s_per_message": 2e-3,
-        "hook_s_per_pass": 0.0,
-        "launch_s_per_tensor": 1e-4,
-        "base_memory_bytes": 1e9,
-        **figures,
-    }
-    return Platform(
-        gpu=gpu_name, framework="megatron-deepspeed", schedule="1f1b_deepspeed",
-        **{name: Figure(value=value, source="test") for name, value in values.items()},
-    )  # fmt: skip
-
-
-def both(**figures: float) -> dict[str, Platform]:
-    return {name: platform(name, **figures) for name in ("fast", "slow")}
-
-
-def plan(
-    *stages: tuple[int, list[tuple[str, int]]], microbatch: int = 1, counts: list[int] | None = None
-) -> Plan:
-    """Stages as (number of units, replicas as (node type, tp))."""
-    found, position = [], 0
-    for units, replicas in stages:
-        numbers = counts or [4] * len(replicas)
-        found.append(
-            Stage(
-                start=position,
-                stop=position + units,
-                replicas=tuple(
-                    Replica(
-                        gpu=name.partition("-")[0], node_type=name, zone="z", tp=tp,
-                        microbatch=microbatch, num_microbatches=number,
-                    )
-                    for (name, tp), number in zip(replicas, numbers, strict=True)
-                ),
-            )
-        )  # fmt: skip
-        position += units
-    return Plan(model="tiny", num_units=6, global_batch=8, stages=tuple(found))
-
-
-def parts(found: EventEstimate) -> float:
-    return (
-        found.compute_s + found.bubble_s + found.p2p_s + found.allreduce_s + found.local_s
-        + found.update_s
-    )  # fmt: skip
 
 
 def test_one_stage_takes_its_layers_copies_and_step() -> None:
@@ -168,14 +39,24 @@ def test_two_stages_pay_wire_host_and_gather_twice_a_microbatch() -> None:
     assert times[1] - times[0] == pytest.approx(75e-3 + 2 * message_s)
 
 
-@pytest.mark.parametrize(("tp", "gap_s"), [(4, 0.0), (2, 0.0), (1, 3 * 2 * MIB / 1e9)])
-def test_large_parts_are_a_rendezvous(tp: int, gap_s: float) -> None:
+@pytest.mark.parametrize(
+    ("tp", "middle", "gap_s"),
+    [
+        (4, "fast-4", 0.0),
+        (2, "fast-4", 0.0),
+        # Three stages on one node: over its own links, 0.8 of 10 GB/s.
+        (1, "fast-4", 2 * MIB / 8e9),
+        # What goes to the node in the middle and comes back from it shares a card of 1 GB/s.
+        (1, "slow-2", 2 * MIB / 0.5e9),
+    ],
+)
+def test_large_parts_are_a_rendezvous(tp: int, middle: str, gap_s: float) -> None:
     """2 MiB over tp pairs: up to the buffer's 1 MiB a pair the sender's next forward follows.
 
-    At tp 1 it waits for the transfer; its three stages share the card of one node, 1 GB/s.
+    At tp 1 it waits for the transfer.
     """
     stage = [("fast-4", tp)]
-    cut = plan((1, stage), (1, stage), (4, stage), counts=[6])
+    cut = plan((1, stage), (1, [(middle, tp)]), (4, stage), counts=[6])
     line = event_time(problem(), cut, platforms=both(), with_timeline=True).timeline
     assert line is not None
     forwards = [span for span in line.spans_of(0) if span.op == Op.FORWARD]
@@ -242,70 +123,47 @@ def test_modelled_times_have_no_hooks() -> None:
         problem(profiles=pair), plan((6, [("fast-4", 4)]), counts=[1]),
         platforms=both(hook_s_per_pass=0.2e-3),
     )  # fmt: skip
-    assert found.compute_s == pytest.approx(136e-3)
+    # Of a modelled stage: 1.25 ms a microbatch, 6 bytes a parameter to add gradients up.
+    assert found.compute_s == pytest.approx(136e-3 + 1.25e-3 + 975_000 * 6 / (0.738 * 1e11))
 
 
-def test_all_ranks_of_a_node_share_its_links_in_the_all_reduce() -> None:
-    """tp 4: 3.9 MB of gradients a rank, 15.6 MB a node, each way once for two replicas."""
-    found = event_time(problem(), plan((6, [("fast-4", 4)] * 2)), platforms=both())
-    steps, chunk = 2, 15.6e6 / 2
-    assert found.allreduce_s == pytest.approx(steps * (chunk / 1e9 + 1e-3))
-    four = event_time(problem(), plan((6, [("fast-4", 4)] * 4)), platforms=both())
-    assert four.allreduce_s == pytest.approx(6 * (15.6e6 / 4 / 1e9 + 1e-3))
-
-
-def test_the_ring_closes() -> None:
-    """fast, fast, slow: the hop from the last back to the first counts as well."""
-    ring = plan((6, [("fast-4", 2), ("fast-4", 2), ("slow-2", 2)]))
-    even = event_time(problem(), ring, platforms=both())
-    back = Link(
-        src="z", dst="z", src_gpu="slow", dst_gpu="fast", latency_s=1e-3, bandwidth=1e8,
-        source="test",
-    )  # fmt: skip
-    slow = event_time(problem(links=(*problem().links, back)), ring, platforms=both())
-    # 1.95 M parameters a rank: 15.6 MB a node, a third of it four times, over half of 0.1 GB/s.
-    assert slow.allreduce_s == pytest.approx(4 * (15.6e6 / 3 / 0.5e8 + 1e-3))
-    assert even.allreduce_s < slow.allreduce_s / 5
-
-
-def test_the_curve_is_read_at_the_message_of_one_pair() -> None:
-    """Bandwidth that grows with the size: 1 GB/s at 1 MB, 1 more for every doubling."""
-    curve = BandwidthCurve(coefficients=(0, 1.0, 1.0), min_bytes=1e6, peak_bytes_per_s=1e11)
-    link = Link(src="z", dst="z", latency_s=0, curve=curve, source="test")
+def test_modelled_stages_take_what_the_closed_form_says_by_pass() -> None:
+    """Hosts of 20 ms forward and 30 back a block; passes share (D^4 + H^4)^(1/4) of both."""
+    host = UnitTime(forward_s=20e-3, backward_s=30e-3)
+    own = profile("fast", 4, 1, 1.0, Provenance.MODELLED).model_copy(update={"block_host": host})
+    cut = plan((6, [("fast-4", 4)]), counts=[1])
     found = event_time(
-        problem(links=(link,)), plan((6, [("fast-4", 4)] * 2)),
-        platforms=both(link_efficiency=1.0),
-    )  # fmt: skip
-    rate = (1 + math.log2(3.9 / 2)) * 1e9
-    assert found.allreduce_s == pytest.approx(2 * 7.8e6 / rate)
-
-
-def test_waiting_for_a_slow_replica_is_told_apart_from_the_all_reduce() -> None:
-    found = event_time(problem(), plan((6, [("fast-4", 2), ("slow-2", 2)])), platforms=both())
-    assert found.compute_s == pytest.approx(4 * 272e-3)
-    assert [p.waiting_s for p in found.pipelines] == [pytest.approx(4 * 136e-3), 0]
-    assert found.waiting_s == pytest.approx(4 * 136e-3)
-    own = found.allreduce_s + found.local_s
-    assert found.reduction_s(0, 0) == pytest.approx(4 * 136e-3 + own)
-    assert found.reduction_s(1, 0) == pytest.approx(own)
-    assert found.total_s == pytest.approx(parts(found))
-    with pytest.raises(InputError, match="no stage 0 of pipeline 2"):
-        found.reduction_s(2, 0)
+        problem(profiles=(own,), training=training("megatron-lm")), cut, with_timeline=True
+    )
+    # Device 46 + 90 ms and 2.9 bytes a parameter; host 80 + 120; 2.5 ms a microbatch.
+    device = 0.136 + 975_000 * 2.9 / (0.738 * 1e11)
+    total = (device**4 + 0.2**4) ** 0.25 + 2.5e-3
+    assert found.compute_s == pytest.approx(total)
+    forward, backward = ((d**4 + h**4) ** 0.25 for d, h in ((0.046, 0.08), (0.09, 0.12)))
+    assert found.timeline is not None
+    first, last = found.timeline.spans_of(0)
+    assert first.stop_s - first.start_s == pytest.approx(total * forward / (forward + backward))
+    assert last.stop_s - last.start_s == pytest.approx(total * backward / (forward + backward))
+    # Nothing is flattened, and hosts have their part in the stage's time.
+    assert found.local_s == 0
+    assert found.schedule == "1f1b"
 
 
 def test_replicas_that_share_a_node_share_its_card() -> None:
-    """Two of tp 4 on a node of 8 have half of its 1 GB/s each; one alone has the link's rate."""
-    alone = event_time(
-        problem(), plan((3, [("fast-8", 4)]), (3, [("slow-2", 2)])), platforms=both()
-    )
-    shared = event_time(
-        problem(), plan((3, [("fast-8", 4)]), (3, [("fast-8", 4)])), platforms=both(),
-        with_timeline=True,
-    )  # fmt: skip
-    assert alone.pipelines[0].total_s > 0
-    assert shared.timeline is not None
-    sent = shared.timeline.transfer(0)
-    assert sent.stop_s - sent.start_s == pytest.approx(2 * MIB / 0.5e9)
+    """Two of tp 4 on a node of 8 have half of its 1 GB/s each; one alone has the link's rate.
+
+    Both stages on one node have its own links, 0.8 of 10 GB/s for each of four pairs.
+    """
+    big, small = ("fast-8", 4), ("slow-2", 2)
+    for cut, wire_s in (
+        (plan((3, [big]), (3, [small])), 2 * MIB / 1e9),
+        (plan((3, [big] * 2), (3, [big] * 2)), 2 * MIB / 0.5e9),
+        (plan((3, [big]), (3, [big])), 0.5 * MIB / 8e9),
+    ):
+        line = event_time(problem(), cut, platforms=both(), with_timeline=True).timeline
+        assert line is not None
+        sent = line.transfer(0)
+        assert sent.stop_s - sent.start_s == pytest.approx(wire_s)
 
 
 def test_like_pipelines_are_simulated_once_and_give_the_same_timeline() -> None:
@@ -320,18 +178,6 @@ def test_like_pipelines_are_simulated_once_and_give_the_same_timeline() -> None:
     )
     assert line.max_in_flight(0) == 2
     assert line.lane_names[4] == "pipeline 1 stage 0 out"
-
-
-def test_stages_close_the_iteration_together() -> None:
-    cut = plan((2, [("fast-4", 4)] * 2), (4, [("fast-4", 4)] * 2))
-    found = event_time(problem(), cut, platforms=both())
-    for stage in (0, 1):
-        mine = [closing for closing in found.closings() if closing.stage == stage]
-        assert [closing.name for closing in mine] == ["all-reduce", "copy gradients", "optimizer"]
-        assert mine[0].start_s == found.pipeline_s
-        for before, after in pairwise(mine):
-            assert after.start_s >= before.stop_s
-    assert max(closing.stop_s for closing in found.closings()) == pytest.approx(found.total_s)
 
 
 def test_bubbles_and_transfers_are_separate_parts() -> None:
@@ -369,68 +215,6 @@ def test_schedules_can_be_chosen() -> None:
         event_time(problem(), cut, platforms=both(), schedule="interleaved")
 
 
-def test_memory_by_parts() -> None:
-    """20 B a parameter, min(M, P - i) microbatches, three score matrices or logits, base."""
-    cut = plan((3, [("fast-4", 2)]), (3, [("fast-4", 2)]), microbatch=2)
-    first, last = event_time(problem(), cut, platforms=both()).memory
-    params = 1_000_000
-    assert first.parameters_bytes == first.gradients_bytes == 4 * params
-    assert first.optimizer_bytes == 8 * params
-    # The flat copy for the all-reduce, and one boundary tensor of two samples.
-    assert first.communication_bytes == 4 * params + 4 * MIB
-    assert first.in_flight == 2
-    assert first.activations_bytes == 2 * 2 * 41 * MIB
-    # Four heads over two ranks, 512 x 512 fp32 scores of two samples, three times.
-    assert first.transient_bytes == 3 * 2 * 2 * 512 * 512 * 4
-    assert first.reserve_bytes == 10**9
-    assert last.in_flight == 1
-    assert last.activations_bytes == 2 * 44 * MIB
-    # Logits: 4 MiB over two ranks, two samples, three times - as much as the scores here.
-    assert last.transient_bytes == 12 * MIB
-    for worker in (first, last):
-        assert worker.total_bytes == (
-            worker.parameters_bytes + worker.gradients_bytes + worker.optimizer_bytes
-            + worker.communication_bytes + worker.activations_bytes + worker.transient_bytes
-            + worker.reserve_bytes
-        )  # fmt: skip
-    assert event_time(problem(), plan((6, [("fast-4", 2)]), counts=[1])).memory[0].in_flight == 1
-
-
-def test_fused_attention_has_no_score_matrices() -> None:
-    fused = tuple(
-        f.model_copy(update={"provenance": Provenance.MODELLED}) for f in problem().footprints
-    )
-    cut = plan((3, [("fast-4", 2)]), (3, [("fast-4", 2)]))
-    first, last = event_time(problem(footprints=fused), cut, platforms=both()).memory
-    assert first.transient_bytes == 0
-    # A modelled head counts logits and softmax as kept, and its loss works in place.
-    assert last.transient_bytes == 0
-
-
-def test_tensors_of_a_unit() -> None:
-    assert num_tensors(ARCH, "embedding") == 2
-    assert num_tensors(ARCH, "block") == 12
-    assert num_tensors(ARCH, "head") == 3
-    llama = ARCH.model_copy(update={"biases": False, "norm": "rmsnorm", "max_positions": 0})
-    assert [num_tensors(llama, kind) for kind in ("embedding", "block", "head")] == [1, 6, 2]
-
-
-def test_platforms_say_what_they_assume() -> None:
-    measured = PLATFORMS["megatron-deepspeed", "GH200-96GB"]
-    assert measured.assumptions() == ()
-    assert measured.link_efficiency.value == 0.63
-    unknown = platform_of("H100-80GB")
-    names = [text.split()[1] for text in unknown.assumptions()]
-    assert names == [
-        "link_efficiency", "host_s_per_message", "hook_s_per_pass", "launch_s_per_tensor",
-        "base_memory_bytes",
-    ]  # fmt: skip
-    found = event_time(problem(), plan((6, [("fast-4", 4)])))
-    assert found.assumptions[0].startswith("fast: link_efficiency 1 assumed (not measured")
-    with pytest.raises(InputError, match="unknown framework 'galvatron'"):
-        platform_of("H100-80GB", "galvatron")
-
-
 @pytest.mark.parametrize(
     ("changes", "cut", "sentence"),
     [
@@ -438,6 +222,11 @@ def test_platforms_say_what_they_assume() -> None:
         ({"profiles": ()}, plan((6, [("fast-4", 4)])), "no profile of tiny on fast at tp 4"),
         ({}, plan((6, [("slow-4", 4)])), "no node type slow-4 that holds slow"),
         ({"footprints": (footprint(1),)}, plan((6, [("fast-4", 4)])), "layers at tp 4 are unknown"),
+        (
+            {"footprints": (footprint(1),), "training": training("megatron-lm")},
+            plan((6, [("fast-4", 4)])),
+            "layers at tp 4 are unknown",
+        ),
         (
             {"arch": ARCH.model_copy(update={"num_layers": 5})},
             plan((6, [("fast-4", 4)])),

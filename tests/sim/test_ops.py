@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from sailor.model.arch import ModelSpec
+from sailor.model.arch import Experts, ModelSpec
 from sailor.model.catalog import Catalog
-from sailor.model.execution import Execution, Experts
+from sailor.model.execution import Execution
 from sailor.sim.device import calibrated_types, gpu_facts
 from sailor.sim.layers import Gemm, unit_work
 from sailor.sim.ops import Device
@@ -122,8 +122,8 @@ def test_every_catalogue_type_has_constants_and_says_when_they_are_assumed() -> 
 
 def test_experts_share_the_tokens() -> None:
     experts = Experts(num_experts=8, top_k=2, ffn=4096)
-    execution = Execution(experts=experts, ep=4)
-    work = unit_work(MODEL, execution, "block", 1, 1)[0]
+    sparse = MODEL.model_copy(update={"experts": experts})
+    work = unit_work(sparse, Execution(ep=4), "block", 1, 1)[0]
     routed = [gemm for gemm in work.gemms if gemm.batch > 1]
     # 2048 tokens visit 2 of 8 experts; over all ranks as many rows as here, on 2 local experts.
     assert {(gemm.batch, gemm.m) for gemm in routed} == {(2.0, 2048.0)}

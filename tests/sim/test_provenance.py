@@ -11,7 +11,7 @@ JOB = ROOT / "examples" / "jobs" / "opt-350m-a100-v100.yaml"
 
 
 def test_measured_layers_and_the_engines_smaller_band() -> None:
-    result = optimize(JOB)
+    result = optimize(JOB, planner="dynamic")
     assert result.estimate is not None
     assert result.plan is not None
     bands = {figure.name: figure for figure in result.estimate.figures}

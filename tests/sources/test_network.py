@@ -10,6 +10,7 @@ import pytest
 from sailor.errors import InputError
 from sailor.interfaces import NetworkModel, SourceContext, WorkerGroup
 from sailor.model.catalog import Catalog
+from sailor.model.cluster import Cluster
 from sailor.model.hardware import NodeType, Zone
 from sailor.sources.embedded import embedded_store
 from sailor.sources.network_measured import MeasuredNetwork, StoreNetwork
@@ -141,19 +142,34 @@ def test_a_store_file_gives_its_links(tmp_path: Path) -> None:
 def test_zones_within_a_zone_is_the_slower_card() -> None:
     link = ZonesNetwork().link(_group("us-central1-a"), _group("us-central1-a", "small"), CONTEXT)
     assert link is not None
-    assert link.bandwidth == 8e9 / 8
+    # A cluster that nobody described reaches 0.8 of its cards.
+    assert link.bandwidth == pytest.approx(0.8 * 8e9 / 8)
     assert link.latency_s == 60e-6
     assert link.assumed
-    assert "line rate of small's network card (test sheet)" in link.source
-    # A gigabyte takes 1.00006 s.
-    assert link.transfer_s(1e9) == pytest.approx(1.00006)
+    assert "0.8 of the line rate of small's network card (test sheet)" in link.source
+    # A gigabyte takes 1.25006 s.
+    assert link.transfer_s(1e9) == pytest.approx(1.25006)
+
+
+def test_zones_take_the_share_of_the_job_s_cluster() -> None:
+    slow = SourceContext(CONTEXT.catalog, cluster=Cluster(nic_share=0.25))
+    link = ZonesNetwork().link(_group("us-central1-a"), _group("us-central1-b"), slow)
+    assert link is not None
+    assert link.bandwidth == 0.25 * 100e9 / 8
+    assert "0.25 of the line rate of big's network card" in link.source
+    # Between regions Skyplane measured 13.721 Gbit/s: the card's 25 are more, 0.1 of it are less.
+    for share, wanted, assumed in ((0.25, 13.721e9 / 8, False), (0.1, 0.1 * 100e9 / 8, True)):
+        context = SourceContext(CONTEXT.catalog, cluster=Cluster(nic_share=share))
+        far = ZonesNetwork().link(_group("us-central1-a"), _group("us-west1-b"), context)
+        assert far is not None
+        assert (far.bandwidth, far.assumed) == (pytest.approx(wanted), assumed)
 
 
 def test_zones_one_gpu_can_fill_its_node_s_card() -> None:
     model = ZonesNetwork()
     one = model.link(_group("us-central1-a", workers=1), _group("us-central1-b"), CONTEXT)
     assert one is not None
-    assert one.bandwidth == 100e9 / 8
+    assert one.bandwidth == 0.8 * 100e9 / 8
     assert (one.src_workers, one.dst_workers, one.latency_s) == (1, 4, 0.5e-3)
 
 
@@ -173,7 +189,8 @@ def test_zones_between_regions_is_the_measured_rate() -> None:
 def test_zones_between_regions_no_faster_than_the_card() -> None:
     link = ZonesNetwork().link(_group("us-central1-a", "small"), _group("us-west1-b"), CONTEXT)
     assert link is not None
-    assert link.bandwidth == 8e9 / 8
+    # 0.8 of 8 Gbit/s are less than the 13.721 that were measured.
+    assert link.bandwidth == pytest.approx(0.8 * 8e9 / 8)
     assert link.assumed
     assert "line rate of small" in link.source
     assert link.latency_s == pytest.approx(0.018139)

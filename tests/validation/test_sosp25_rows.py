@@ -119,7 +119,8 @@ def problem(gpus_a_node: int | None) -> Problem:
         return found.model_copy(update={"num_gpus": gpus_a_node or found.num_gpus})
 
     return Problem(
-        job="sosp25", arch=preset(MODEL), training=Training(global_batch=1, precision="fp32"),
+        job="sosp25", arch=preset(MODEL),
+        training=Training(global_batch=1, precision="fp32", framework="megatron-deepspeed"),
         batch=BatchTolerance(), objective=Objective.MAX_THROUGHPUT, constraints=Constraints(),
         search_space=SearchSpace(), cost_model="sailor",
         gpus=tuple(catalog.gpu(gpu) for gpu in sorted(NODES)),

@@ -10,9 +10,9 @@ import pytest
 
 from sailor.api import build_problem, load_plan
 from sailor.errors import InputError
-from sailor.model.arch import ModelSpec
+from sailor.model.arch import Experts, ModelSpec
 from sailor.model.catalog import Catalog
-from sailor.model.execution import Chunk, Execution, Experts, Layout, chunks_of, even_chunks
+from sailor.model.execution import Chunk, Execution, Layout, chunks_of, even_chunks
 from sailor.model.hardware import Market
 from sailor.model.plan import Plan
 from sailor.model.presets import preset
@@ -283,7 +283,8 @@ def test_experts_are_reduced_and_updated_too() -> None:
     cut = Layout(tp=1, dp=4, pp=1, microbatch=1, num_microbatches=1, chunks=even_chunks(4, 1))
     experts = Experts(num_experts=8, top_k=2, ffn=2816)
     dense, sparse = (
-        iteration_time(Setting.of(GQA, Execution(experts=one), cut, gpu)) for one in (None, experts)
+        iteration_time(Setting.of(GQA.model_copy(update={"experts": one}), Execution(), cut, gpu))
+        for one in (None, experts)
     )
     # Blocks: 2 x 1024 x (1024 + 128) of attention, 3 x 1024 x 2816 an expert, norms; two tables.
     expert = 3 * 1024 * 2816
