@@ -1,4 +1,4 @@
-"""`sailor profile`: layer profiles and links, measured here or imported."""
+"""`sailor profile`: layer profiles, links and clusters, measured here or imported."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import click
 
 from sailor.cli.options import OUT_FILE
 from sailor.cli.output import check_writable, note
+from sailor.cli.profile_cluster import cluster
 from sailor.cli.session import Session
 from sailor.errors import InputError
 
 if TYPE_CHECKING:
     from sailor.model.arch import ModelSpec
-    from sailor.model.job import Precision
+    from sailor.model.execution import Precision
 
 SOURCES = ("sosp25",)
 
 
 @click.group()
 def command() -> None:
-    """Layer profiles and links: measure or import them."""
+    """Layer profiles, links and clusters: measure or import them."""
+
+
+command.add_command(cluster)
 
 
 @command.command("import", short_help="Import measured profiles of another project.")

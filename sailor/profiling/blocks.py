@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sailor.interfaces import UnitStyle
 from sailor.model.arch import ModelSpec
-from sailor.model.job import Precision
+from sailor.model.execution import Precision
 
 DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,

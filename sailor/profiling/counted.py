@@ -19,7 +19,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from sailor.interfaces import UnitStyle
 from sailor.model.arch import ModelSpec
-from sailor.model.job import Precision
+from sailor.model.execution import Precision
 from sailor.model.profile import LayerFootprint, Provenance, UnitBytes
 from sailor.profiling.blocks import Block, Build, Embedding, Head, Kernels
 

@@ -8,13 +8,8 @@ holds, a polynomial of degree 2 in log2(MB), fitted by least squares of the rela
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +21,7 @@ from sailor.model.hardware import BandwidthCurve, Link
 from sailor.profiling.network_orders import MAX_BYTES, Findings, Orders, message_sizes
 from sailor.profiling.profilers import OWN_FIGURES, need_torch
 from sailor.profiling.store import ProfileStore
+from sailor.profiling.worker_processes import WorkerCrew, run_workers
 
 MIN_SIZES = 3  # a polynomial of degree 2 has three coefficients
 LOCAL = "both processes on one machine"
@@ -121,69 +117,20 @@ def _exchange(request: NetworkRequest) -> Findings | None:
             )
             for rank in ranks
         ]  # fmt: skip
-        with _processes(orders, folder, _environment(request)) as processes:
-            _wait(processes, request.time_limit_s, folder)
-        return Findings.from_text(result.read_text("utf-8")) if 0 in ranks else None
-
-
-def _environment(request: NetworkRequest) -> Mapping[str, str]:
-    own = dict(os.environ)
-    if request.init is None and request.backend == "gloo":
-        own.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    return own
-
-
-@contextmanager
-def _processes(
-    orders: Sequence[Orders], folder: str, environment: Mapping[str, str]
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for order in orders:
-            with Path(folder, f"errors-{order.rank}").open("wb") as errors:
-                running.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", "sailor.profiling.network_worker", order.to_text()],
-                        stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment,
-                    )
-                )  # fmt: skip
-        yield running
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], time_limit_s: float, folder: str) -> None:
-    """Wait until all have ended well; the first that fails ends the wait."""
-    end = time.monotonic() + time_limit_s
-    while True:
-        codes = [process.poll() for process in processes]
-        if any(codes):
-            raise _failed(folder)
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > end:
-            raise InputError(
-                f"the network probe was not done after {time_limit_s:g} s",
-                hint="check that both processes can reach the address of --init, lower "
+        run_workers(
+            WorkerCrew(
+                what="the network probe",
+                module="sailor.profiling.network_worker",
+                arguments=tuple(order.to_text() for order in orders),
+                loopback=request.init is None and request.backend == "gloo",
+                late_hint="check that both processes can reach the address of --init, lower "
                 "--max-bytes, or raise --time-limit",
-            )
-        time.sleep(0.02)
-
-
-def _failed(folder: str) -> InputError:
-    lines = [
-        line.strip()
-        for path in sorted(Path(folder).glob("errors-*"))
-        for line in path.read_text("utf-8", errors="replace").splitlines()
-        if line.strip()
-    ]
-    told = [line for line in lines if "Error" in line] or lines or ["it said nothing"]
-    return InputError(
-        f"a process of the network probe failed: {told[-1][:300]}",
-        hint="check --init and --backend, and that the other process was started",
-    )
+                failed_hint="check --init and --backend, and that the other process was started",
+            ),
+            request.time_limit_s,
+            folder,
+        )
+        return Findings.from_text(result.read_text("utf-8")) if 0 in ranks else None
 
 
 def _store(request: NetworkRequest, findings: Findings) -> ProfileStore:

@@ -100,6 +100,8 @@ def unbuildable(request: ProfileRequest) -> Sequence[str]:
         for tp in request.tps
         if not model.allows_tp(tp)
     ]
+    if model.experts is not None:
+        reasons.append("it has experts, and the modules that are run are dense")
     if model.max_positions and model.seq_len > model.max_positions:
         reasons.append(
             f"seq_len {model.seq_len} is longer than its {model.max_positions} learned positions"

@@ -9,7 +9,7 @@ from typing import Any
 
 from sailor.errors import InputError, UnknownNameError
 from sailor.model.arch import ModelSpec
-from sailor.model.job import Precision
+from sailor.model.execution import Precision
 
 MODEL_NAMES: Mapping[str, str] = {
     "OPT-350": "opt-350m",

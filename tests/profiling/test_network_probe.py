@@ -16,7 +16,7 @@ from sailor.errors import InputError
 from sailor.interfaces import SourceContext, WorkerGroup
 from sailor.model.catalog import Catalog
 from sailor.model.hardware import Link
-from sailor.profiling import network_probe
+from sailor.profiling import network_probe, worker_processes
 from sailor.profiling.network_orders import Findings, message_sizes, repeats_of
 from sailor.profiling.network_probe import NetworkRequest, fit_curve, probe, rates
 from sailor.profiling.store import ProfileStore
@@ -35,7 +35,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
         started.append(real(*arguments, **options))
         return started[-1]
 
-    monkeypatch.setattr(network_probe.subprocess, "Popen", start)
+    monkeypatch.setattr(worker_processes.subprocess, "Popen", start)
     return started
 
 
