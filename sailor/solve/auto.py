@@ -1,6 +1,7 @@
 """Planner `auto`: the dynamic programme where that is enough, `cpsat` where it isn't.
 
-It stops at a gap of 2 % or after 30 seconds, and says in its rules what was used.
+It stops at a gap of 2 %, after 30 seconds, or when nothing is gained any more, and says what it
+used and why it stopped.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ from dataclasses import replace
 from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.problem import Problem
 from sailor.solve.cpsat import CpSatPlanner, Effort
+from sailor.solve.patience import Patience
 
 DEFAULT_WALL_S = 30.0
 GOOD_GAP = 0.02
+_LEAST_PATIENCE_S, _PATIENCE_SHARE = 2.0, 1.0
 
 
 class AutoPlanner:
     """Dynamic programme, bound, and as much of `cpsat` as the gap asks for."""
 
     name = "auto"
+    default_wall_s = DEFAULT_WALL_S
 
     def unsupported(self, problem: Problem) -> Sequence[str]:
         """Return nothing: any problem can be taken."""
@@ -34,16 +38,44 @@ class AutoPlanner:
     ) -> SearchOutcome:
         """Return a plan within 2 % of its bound, or the best one of the time limit."""
         wall_s = DEFAULT_WALL_S if limits.wall_s is None else limits.wall_s
+        gap = GOOD_GAP if limits.gap is None else limits.gap
         types = {problem.node(place.node_type).gpu for place in problem.placements}
-        homogeneous = len(types) <= 1
-        planner = CpSatPlanner(Effort(gap=GOOD_GAP, thorough=not homogeneous))
-        outcome = planner.solve(problem, replace(limits, wall_s=wall_s), on_progress, should_stop)
-        used = (
-            "auto: one GPU type, so the dynamic programme and a bound"
-            if homogeneous
-            else f"auto: dynamic programme, then cpsat until the gap is {GOOD_GAP:.0%} or "
-            f"{wall_s:g} s are over"
+        zones = {place.zone for place in problem.placements}
+        homogeneous = len(types) <= 1 and len(zones) <= 1
+        planner = CpSatPlanner(Effort(gap=gap))
+        watch = Patience(on_progress, should_stop, least_s=_LEAST_PATIENCE_S, share=_PATIENCE_SHARE)
+        outcome = planner.solve(
+            problem, replace(limits, wall_s=wall_s, gap=gap), watch.on_progress, watch.should_stop
         )
+        used = (
+            "auto: one GPU type in one zone: the dynamic programme, and cpsat for the bound"
+            if homogeneous
+            else f"auto: dynamic programme, then cpsat until the gap is {gap:.2%}"
+        )
+        told = should_stop()
+        late = outcome.stopped_early and not watch.stalled and not told
         # A limit that auto chose for itself is no interruption.
-        early = outcome.stopped_early and limits.wall_s is not None
-        return replace(outcome, rules=(used, *outcome.rules), stopped_early=early or should_stop())
+        early = told or (late and limits.wall_s is not None)
+        return replace(
+            outcome,
+            rules=(used, *outcome.rules),
+            stopped_early=early,
+            stop_reason=_reason(outcome, gap, wall_s, watch, told=told, late=late),
+        )
+
+
+def _reason(
+    outcome: SearchOutcome, gap: float, wall_s: float, watch: Patience, *, told: bool, late: bool
+) -> str | None:
+    """Return why the search ended, in words; None where the status says it all."""
+    if told:
+        return "told to by the caller"
+    if watch.stalled:
+        return f"nothing gained for {watch.patience_s:.2g} CPU s"
+    if late:
+        return f"the time limit of {wall_s:g} s"
+    if outcome.plan is None or outcome.proven or watch.gap is None:
+        return None
+    if watch.gap <= gap + 1e-9:
+        return f"within the wanted gap of {gap:.2%}"
+    return "its steps are done"

@@ -73,7 +73,10 @@ def search_tables(
         ),
         mixable=(region[:, None] == region[None, :]) | (not stage_in_region),
         shape=np.array(shape, dtype=np.int64),
-        shape_gpus=np.array([problem.node(name).num_gpus for _, name in shapes], dtype=np.int64),
+        shape_gpus=np.array(
+            [problem.node(name).num_gpus // problem.training.cp for _, name in shapes],
+            dtype=np.int64,
+        ),
         shape_pool=np.array([number for number, _ in shapes], dtype=np.int64),
         shape_usd_per_gpu_hour=np.array(
             [tables.usd_per_gpu_hour[shape.index(n)] for n in range(len(shapes))]

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.solve.grid import microbatches
-from sailor.solve.lagrange import BoundCell, CellBound, Money, lower_bounds
+from sailor.solve.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_bounds
 from sailor.solve.lagrange_dp import ChainProgramme
+from sailor.solve.lagrange_pace import PaceSearch
 from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
 
 Floats = NDArray[np.float64]
@@ -30,6 +31,8 @@ MERGED = "in the bound the zones of a region are one pool with the best of their
 
 _FIRST_LOOK = 1  # boxes a cell
 _PARTS_OF_COUNT = 8
+_BOXES_A_ROUND = 10  # of the search by paces
+_FEWER = 5  # times fewer boxes where the search by paces follows
 _NARROWEST = 5e-4  # boxes narrower than this part of the time aren't split
 
 
@@ -42,6 +45,7 @@ class Part:
     cells: list[BoundCell]
     found: list[CellBound] = field(default_factory=list)
     decided: set[int] = field(default_factory=set)  # cells whose CP-SAT model is solved
+    paces: tuple[list[int], PaceSearch] | None = None  # cells that were open, and their search
 
     def open(self, cutoff: float) -> list[int]:
         """Return the cells that may hold a plan below the cutoff."""
@@ -64,7 +68,8 @@ class Certificate:
     """Bounds over all cells of a problem, improved step by step."""
 
     def __init__(self, problem: Problem, max_stages: int) -> None:
-        self.problem, self.max_stages = problem, min(max_stages, problem.arch.num_units)
+        caps = (max_stages, problem.arch.num_units, problem.search_space.max_pp)
+        self.problem, self.max_stages = problem, min(cap for cap in caps if cap is not None)
         self.money = money_of(problem)
         self.parts = list(self._parts())
         self.cutoff = np.inf
@@ -125,21 +130,44 @@ class Certificate:
         )
         for part in weakest_first:
             wanted = self.cutoff * (1 - tolerance) * (1 - 1e-9)
+            if part.paces is not None:
+                self._improve_paces(part, wanted, boxes, should_stop)
+                continue
             some = [n for n in part.open(wanted) if n not in part.decided]
             if not some or should_stop():
                 continue
+            own_pace = not (part.tables.coupled or self.money.cost)
+            own_pace = own_pace and self.money.max_usd is None
             found = lower_bounds(
                 part.programme,
                 [part.cells[number] for number in some],
                 self.money,
                 self.cutoff,
                 tolerance=max(tolerance, _NARROWEST),
-                most_boxes=boxes,
+                most_boxes=max(1, boxes // _FEWER) if own_pace else boxes,
                 should_stop=should_stop,
             )
             for number, one in zip(some, found, strict=True):
                 old = part.found[number]
                 part.found[number] = CellBound(max(one.bound, old.bound), one.boxes)
+            some = part.open(self.cutoff)
+            if own_pace and some:
+                cells = [part.cells[number] for number in some]
+                search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
+                part.paces = some, PaceSearch(search)
+                self._improve_paces(part, wanted, boxes, should_stop)
+
+    def _improve_paces(
+        self, part: Part, wanted: float, boxes: int, should_stop: Callable[[], bool]
+    ) -> None:
+        """Bound cells in which every pipeline keeps its own pace."""
+        if part.paces is None:
+            return
+        numbers, search = part.paces
+        search.improve(self.cutoff, wanted, max(1, boxes // _BOXES_A_ROUND), should_stop)
+        for number, bound in zip(numbers, search.bounds(), strict=True):
+            old = part.found[number]
+            part.found[number] = CellBound(max(old.bound, bound), old.boxes)
 
     @property
     def value(self) -> float:

@@ -1,14 +1,14 @@
 """Planner `cpsat`: the best plan that can be found, with a proven bound on what is possible.
 
 The dynamic programme and annealing give an incumbent; Lagrangian bounds discard the cells that
-can't beat it; a CP-SAT model decides what the bounds leave open. The plan's value is always the
-simulator's.
+can't beat it; the positional programme and a CP-SAT model decide what the bounds leave open. The
+plan's value is always the simulator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from sailor.interfaces import Limits, Progress, SearchOutcome
@@ -18,11 +18,13 @@ from sailor.model.problem import Problem
 from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.certificate import Certificate
+from sailor.solve.closing import decide_cells
 from sailor.solve.dynamic import MAX_STAGES, Search, scopes
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.flow import FlowRules, close_cells
 from sailor.solve.grid import cells
+from sailor.solve.last_word import finalists
 from sailor.solve.pools import Pool
 from sailor.solve.refine import Scored, refine
 from sailor.solve.rules import H3, active_rules
@@ -98,7 +100,8 @@ class CpSatPlanner:
         should_stop: Callable[[], bool],
     ) -> SearchOutcome:
         """Return the best plan found, and the bound; see the module."""
-        return _Run(problem, limits, self.effort, on_progress, should_stop).run()
+        effort = self.effort if limits.gap is None else replace(self.effort, gap=limits.gap)
+        return _Run(problem, limits, effort, on_progress, should_stop).run()
 
 
 class _Run:
@@ -126,6 +129,7 @@ class _Run:
         if self.incumbent.plan is not None:
             self._bound_first()
             self._improve(_FIRST_BOXES)
+            self._decide()
         if self.effort.thorough and self.incumbent.plan is None:
             self._anneal(seed=self.limits.seed)
         if self.incumbent.plan is None:
@@ -228,6 +232,21 @@ class _Run:
         scope.search.found.add([one for seeds in by_cell.values() for one in seeds[:1]])
         self.incumbent.offer(scope.search.found.best, scope.pools)
 
+    def _decide(self) -> None:
+        """Let the positional programme find the best pipeline of the cells that are open."""
+        certificate = self.certificate
+        if certificate is None or not self.effort.thorough or self._good_enough():
+            return
+        # Better plans are looked for within the gap that is wanted, too: they cost little here.
+        gap = min(self.effort.gap, PROVEN_GAP)
+        for sketches in decide_cells(certificate, self.scopes[0].search, gap, self.budget):
+            if sketches:
+                self._refine(self.scopes[0], sketches)
+                certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
+            self._report("positional programme")
+            if self._good_enough():
+                return
+
     def _flow(self, deterministic_s: float) -> None:
         """Let CP-SAT decide the cells that the bounds leave open."""
         certificate = self.certificate
@@ -258,15 +277,21 @@ class _Run:
         if incumbent.plan is None:
             self.on_progress(Progress(what, evaluations=self._evaluations()))
             return
-        message = what
-        if bound is not None and self.certificate is not None:
-            gap = (incumbent.value - bound) / incumbent.value
-            message = (
-                f"{what}: bound {incumbent.objective(bound):.6g}, gap {gap:.2%}, "
-                f"{self.certificate.num_open(self.effort.gap)} cells left"
-            )
+        value = incumbent.objective(incumbent.value)
+        reached = None if bound is None else incumbent.objective(bound)
         self.on_progress(
-            Progress(message, incumbent.objective(incumbent.value), self._evaluations())
+            Progress(
+                what,
+                value,
+                self._evaluations(),
+                bound=reached,
+                gap=None if reached is None else abs(value - reached) / reached,
+                cells_left=(
+                    None
+                    if bound is None or self.certificate is None
+                    else self.certificate.num_open(self.effort.gap)
+                ),
+            )
         )
 
     def _evaluations(self) -> int:
@@ -304,4 +329,9 @@ class _Run:
             rules=rules,
             stopped_early=self.budget.exceeded,
             evaluations=self._evaluations(),
+            finalists=finalists(
+                self.problem,
+                [(scope.search.found.best, scope.pools) for scope in self.scopes],
+                self.incumbent.plan,
+            ),
         )

@@ -22,6 +22,7 @@ from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.grid import cells
+from sailor.solve.last_word import finalists
 from sailor.solve.pools import Pool, pools_of, slots_of
 from sailor.solve.probe import probe
 from sailor.solve.refine import Scored, refine, score_pipelines
@@ -84,10 +85,12 @@ class DynamicPlanner:
         chosen = scopes(problem, rules)
         evaluations = 0
         finished: list[tuple[float, Plan]] = []
+        searched: list[tuple[list[Scored], tuple[Pool, ...]]] = []
         for pools, ring_usd_per_byte in chosen:
             scorer = Scorer(problem, ring_usd_per_byte)
             search = Search(problem, pools, rules, scorer, budget, on_progress)
             search.run()
+            searched.append((search.found.best, pools))
             done = finish(problem, search.found.best, pools)
             if done is not None:
                 finished.append(done)
@@ -109,6 +112,7 @@ class DynamicPlanner:
             rules=described,
             stopped_early=budget.exceeded,
             evaluations=evaluations,
+            finalists=finalists(problem, searched, plan),
         )
 
 

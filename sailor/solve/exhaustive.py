@@ -1,13 +1,15 @@
 """Planner `exhaustive`: every plan of a tiny problem. The oracle of the tests.
 
 Its space is that of `dynamic` and more: every split of the units, every kind for every replica of
-every stage on its own, every dp and microbatch size.
+every stage on its own, every dp and microbatch size. Pipelines that are alike stand side by side;
+up to three different ones are tried in every order, more in the order of their kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby, pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ Ints = NDArray[np.int64]
 MOST_PLANS = 5_000_000
 _CHUNK = 50_000
 _ESTIMATED = 200
+_MOST_ORDERED = 3
 
 
 class ExhaustivePlanner:
@@ -37,11 +40,18 @@ class ExhaustivePlanner:
 
     name = "exhaustive"
 
+    def __init__(self, most_plans: int = MOST_PLANS) -> None:
+        self.most_plans = most_plans
+
     def unsupported(self, problem: Problem) -> Sequence[str]:
-        """Refuse problems with more than MOST_PLANS plans."""
-        count = sum(_num_plans(problem, cell) for cell in _cells(problem))
-        if count > MOST_PLANS:
-            return (f"it has {count:.3g} plans and exhaustive takes at most {MOST_PLANS:,}",)
+        """Refuse problems with more than `most_plans` plans."""
+        count = 0
+        for cell in _cells(problem):
+            for _, batch in _arrangements(problem, cell):
+                count += len(batch.width) * len(_splits(problem, batch.kinds.shape[1]))
+                if count > self.most_plans:
+                    most = f"{self.most_plans:,}"
+                    return (f"it has over {most} plans, the most that exhaustive takes",)
         return ()
 
     def solve(
@@ -54,19 +64,22 @@ class ExhaustivePlanner:
         """Return the best plan, proven unless stopped."""
         budget = Budget(limits.wall_s, should_stop)
         scorer = Scorer(problem)
-        best: list[tuple[float, int, Cell, Ints, Ints]] = []
+        best: list[_Seen] = []
         for cell in _cells(problem):
-            for cuts, kinds in _plans(problem, cell):
-                if budget.over():
-                    break
-                batch = _batch(cell, cuts, kinds)
-                scores = scorer(cell.search, batch)
-                keep = min(_ESTIMATED, len(scores))
-                for row in np.argpartition(scores, keep - 1)[:keep]:
-                    if scores[row] < BREACH:
-                        best.append((float(scores[row]), len(best), cell, cuts, kinds[row]))
-                best.sort(key=lambda item: item[:2])
-                del best[_ESTIMATED:]
+            for depth, pipelines in _arrangements(problem, cell):
+                for cuts in _splits(problem, depth):
+                    if budget.over():
+                        break
+                    batch = pipelines.cut(cuts)
+                    scores = scorer(cell.search, batch)
+                    keep = min(_ESTIMATED, len(scores))
+                    best.extend(
+                        _Seen(float(scores[row]), cell, _row(batch, row))
+                        for row in np.argpartition(scores, keep - 1)[:keep]
+                        if scores[row] < BREACH
+                    )
+                    best.sort(key=lambda seen: seen.score)
+                    del best[_ESTIMATED:]
             on_progress(Progress(f"dp {cell.dp}", evaluations=scorer.evaluations))
         plan = _best_legal(problem, best)
         rules = ("every split, kind, dp and profiled microbatch size",)
@@ -110,98 +123,162 @@ def _depths(problem: Problem) -> Sequence[int]:
     return range(1, min(problem.arch.num_units, space.max_pp or problem.arch.num_units) + 1)
 
 
-def _usable(cell: Cell) -> Ints:
-    return np.flatnonzero(cell.search.tables.usable)
-
-
-def _num_plans(problem: Problem, cell: Cell) -> float:
-    units, kinds = problem.arch.num_units, len(_usable(cell))
-    gpus = int(cell.search.room.sum())
-    total = 0.0
-    for depth in _depths(problem):
-        if depth * cell.dp > gpus:
-            continue
-        splits = len(list(_splits(problem, units, depth))) if depth <= units else 0
-        total += splits * float(kinds) ** (depth * cell.dp)
-        if total > 1e15:
-            break
-    return total
-
-
-def _splits(problem: Problem, units: int, depth: int) -> Iterator[tuple[int, ...]]:
+def _splits(problem: Problem, depth: int) -> list[tuple[int, ...]]:
+    units, found = problem.arch.num_units, []
     for inner in combinations(range(1, units), depth - 1):
         cuts = (0, *inner, units)
         sizes = [b - a for a, b in pairwise(cuts)]
         if problem.search_space.uneven_layers or max(sizes) - min(sizes) <= 1:
-            yield cuts
+            found.append(cuts)
+    return found
 
 
-def _plans(problem: Problem, cell: Cell) -> Iterator[tuple[Ints, Ints]]:
-    """Yield (cuts [P + 1], kinds [B, P, dp]) in chunks."""
-    usable = _usable(cell)
-    gpus = int(cell.search.room.sum())
-    for depth in _depths(problem):
-        if depth * cell.dp > gpus or depth > problem.arch.num_units:
-            continue
-        places = depth * cell.dp
-        count = len(usable) ** places
-        for start in range(0, count, _CHUNK):
-            number = np.arange(start, min(start + _CHUNK, count))
-            digits = (number[:, None] // len(usable) ** np.arange(places)) % len(usable)
-            kinds = usable[digits].reshape(len(number), depth, cell.dp)
-            kinds = kinds[_allowed(problem, cell, kinds)]
-            if not len(kinds):
-                continue
-            for cuts in _splits(problem, problem.arch.num_units, depth):
-                yield np.array(cuts, dtype=np.int64), kinds
+@dataclass(frozen=True)
+class _Pipelines:
+    """Ways to fill the pipelines of a cell: `kinds` [B, P, C], `width` and `counts` [B, C]."""
+
+    kinds: Ints
+    width: Ints
+    counts: Ints
+
+    def cut(self, cuts: tuple[int, ...]) -> PlanBatch:
+        """Return the plans with one split of the units."""
+        repeated = np.repeat(np.array([cuts], dtype=np.int64), len(self.width), axis=0)
+        return PlanBatch(repeated, self.kinds, self.width, self.counts)
 
 
-def _allowed(problem: Problem, cell: Cell, kinds: Ints) -> NDArray[np.bool_]:
-    space, search = problem.search_space, cell.search
-    used = search.tables.tp[kinds]
-    legal = np.ones(len(kinds), dtype=np.bool_)
-    for pool, room in enumerate(search.room):
-        gpus = np.where(search.pool[kinds] == pool, used, 0).sum(axis=(1, 2))
-        legal &= gpus <= room
-    if not space.tp_per_stage:
-        legal &= (used == used[:, :1, :1]).all(axis=(1, 2))
-    if not space.mixed_types_in_stage:
-        names = sorted({kind.gpu for kind in search.tables.kinds})
-        gpu = np.array([names.index(kind.gpu) for kind in search.tables.kinds])
-        legal &= (gpu[kinds] == gpu[kinds][:, :, :1]).all(axis=(1, 2))
-    return legal
+@dataclass(frozen=True)
+class _Seen:
+    """One scored plan, alone in its batch."""
+
+    score: float
+    cell: Cell
+    batch: PlanBatch
 
 
-def _batch(cell: Cell, cuts: Ints, kinds: Ints) -> PlanBatch:
-    low, extra = divmod(cell.total, cell.dp)
-    counts = np.array([low + 1 if j < extra else low for j in range(cell.dp)], dtype=np.int64)
-    size = len(kinds)
-    return PlanBatch(
-        cuts=np.repeat(cuts[None], size, axis=0),
-        kinds=kinds,
-        width=np.ones((size, cell.dp), dtype=np.int64),
-        num_microbatches=np.repeat(counts[None], size, axis=0),
+def _row(batch: PlanBatch, row: int) -> PlanBatch:
+    """Return one plan of a batch, copied so that the batch can go."""
+    one = slice(row, row + 1)
+    return replace(
+        batch,
+        cuts=batch.cuts[one].copy(),
+        kinds=batch.kinds[one].copy(),
+        width=batch.width[one].copy(),
+        num_microbatches=batch.num_microbatches[one].copy(),
     )
 
 
-def _best_legal(
-    problem: Problem, best: Sequence[tuple[float, int, Cell, Ints, Ints]]
-) -> Plan | None:
-    for _, _, cell, cuts, kinds in best:
-        low, extra = divmod(cell.total, cell.dp)
-        tables = cell.search.tables
+# Runs of like pipelines: (the kinds of its stages, how many, microbatches of each).
+_Run = tuple[tuple[int, ...], int, int]
+
+
+def _arrangements(problem: Problem, cell: Cell) -> Iterator[tuple[int, _Pipelines]]:
+    """Yield (depth, ways to fill the pipelines) in chunks of as many runs."""
+    for depth in _depths(problem):
+        if depth * cell.dp > int(cell.search.room.sum()) or depth > problem.arch.num_units:
+            continue
+        chunks: dict[int, list[tuple[_Run, ...]]] = {}
+        for runs in _fillings(problem, cell, depth):
+            chunk = chunks.setdefault(len(runs), [])
+            chunk.append(runs)
+            if len(chunk) >= _CHUNK:
+                yield depth, _stacked(chunks.pop(len(runs)))
+        for chunk in chunks.values():
+            yield depth, _stacked(chunk)
+
+
+def _stacked(chunk: list[tuple[_Run, ...]]) -> _Pipelines:
+    kinds = np.array([[run[0] for run in runs] for runs in chunk], dtype=np.int64)
+    return _Pipelines(
+        np.ascontiguousarray(kinds.transpose(0, 2, 1)),
+        np.array([[run[1] for run in runs] for runs in chunk], dtype=np.int64),
+        np.array([[run[2] for run in runs] for runs in chunk], dtype=np.int64),
+    )
+
+
+def _fillings(problem: Problem, cell: Cell, depth: int) -> Iterator[tuple[_Run, ...]]:
+    """Yield every choice of pipelines that the pool holds, like ones side by side.
+
+    The first pipelines take the larger microbatch count, so they are chosen apart.
+    """
+    usable = np.flatnonzero(cell.search.tables.usable).tolist()
+    pipelines = list(product(usable, repeat=depth))
+    use = [_use(cell, pipeline) for pipeline in pipelines]
+    room = tuple(cell.search.room.tolist())
+    low, extra = divmod(cell.total, cell.dp)
+    for first, left in _multisets(use, extra, room):
+        for second, _ in _multisets(use, cell.dp - extra, left):
+            chosen = [pipelines[n] for n in (*first, *second)]
+            if not _allowed(problem, cell, chosen):
+                continue
+            larger = _runs(pipelines, first, low + 1)
+            smaller = _runs(pipelines, second, low)
+            for one in _orders(larger):
+                yield from ((*one, *two) for two in _orders(smaller))
+
+
+def _use(cell: Cell, pipeline: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the GPUs that a pipeline takes of each pool."""
+    search = cell.search
+    use = [0] * len(search.room)
+    for kind in pipeline:
+        use[int(search.pool[kind])] += int(search.tables.tp[kind])
+    return tuple(use)
+
+
+def _multisets(
+    use: Sequence[tuple[int, ...]], size: int, room: tuple[int, ...], start: int = 0
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield (ascending indices into `use`, what is left of the room) of every multiset."""
+    if size == 0:
+        yield (), room
+        return
+    for n in range(start, len(use)):
+        left = tuple(have - taken for have, taken in zip(room, use[n], strict=True))
+        if min(left) >= 0:
+            for rest, after in _multisets(use, size - 1, left, n):
+                yield (n, *rest), after
+
+
+def _runs(
+    pipelines: Sequence[tuple[int, ...]], chosen: tuple[int, ...], count: int
+) -> tuple[_Run, ...]:
+    return tuple((pipelines[n], len(list(same)), count) for n, same in groupby(chosen))
+
+
+def _orders(runs: tuple[_Run, ...]) -> Iterator[tuple[_Run, ...]]:
+    if len(runs) > _MOST_ORDERED:
+        yield runs
+        return
+    yield from permutations(runs)
+
+
+def _allowed(problem: Problem, cell: Cell, pipelines: Sequence[tuple[int, ...]]) -> bool:
+    space, tables = problem.search_space, cell.search.tables
+    if not space.tp_per_stage:
+        tps = {int(tables.tp[kind]) for pipeline in pipelines for kind in pipeline}
+        if len(tps) > 1:
+            return False
+    if space.mixed_types_in_stage:
+        return True
+    stages = zip(*pipelines, strict=True)
+    return all(len({tables.kinds[kind].gpu for kind in stage}) == 1 for stage in stages)
+
+
+def _best_legal(problem: Problem, best: Sequence[_Seen]) -> Plan | None:
+    for seen in best:
+        tables, batch = seen.cell.search.tables, seen.batch
         columns = [
             Column(
-                tuple(tables.kinds[kind] for kind in kinds[:, j]),
-                1,
+                tuple(tables.kinds[kind] for kind in batch.kinds[0, :, c]),
+                int(batch.width[0, c]),
                 tables.microbatch,
-                low + 1 if j < extra else low,
+                int(batch.num_microbatches[0, c]),
             )
-            for j in range(cell.dp)
+            for c in range(batch.width.shape[1])
         ]
-        plan = plan_of(
-            problem.arch.name, tuple(cuts.tolist()), columns, problem.training.global_batch
-        )
+        cuts = tuple(batch.cuts[0].tolist())
+        plan = plan_of(problem.arch.name, cuts, columns, problem.training.global_batch)
         if not estimate(problem, plan).violations:
             return plan
     return None

@@ -8,8 +8,8 @@ import numpy as np
 
 from sailor.model.problem import Problem
 from sailor.sim.kinds import WorkerKind
+from sailor.sim.memory_tables import MemoryTables
 from sailor.sim.models import cost_model
-from sailor.sim.tables import MemoryTables
 from sailor.solve.grid import microbatches
 from sailor.solve.pools import Pool, pools_of, slots_of
 
@@ -115,8 +115,9 @@ def _too_few(
     units = problem.arch.num_units
     tp = np.array([kind.tp for kind in kinds])
     # Each replica holds its own states but for what the optimizer shards among all of them.
-    own = memory.state_prefix_bytes[:, units] - memory.sharded_prefix_bytes[:, units]
-    least = float((own * tp).min() + (memory.sharded_prefix_bytes[:, units] * tp).min())
+    whole = (np.arange(len(kinds)), np.asarray(0), np.asarray(units))
+    kept, shared = memory.split_states_bytes(*whole)
+    least = float((kept * tp).min() + (shared * tp).min())
     usable = memory.capacity_bytes - memory.reserve_bytes
     total = sum(
         pool.num_gpus * max(float(usable[n]) for n, k in enumerate(kinds) if k.gpu == pool.gpu)

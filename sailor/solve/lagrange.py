@@ -146,7 +146,7 @@ class BoxSearch:
 
     def run(self, most_boxes: int, should_stop: Callable[[], bool]) -> list[CellBound]:
         """Evaluate and split boxes, lowest bound first."""
-        first = (self._first_box(cell) for cell in range(len(self.cells)))
+        first = (self.first_box(cell) for cell in range(len(self.cells)))
         open_boxes = [box for box in first if box is not None]
         done: list[Box] = []
         most = most_boxes * len(self.cells)
@@ -156,11 +156,11 @@ class BoxSearch:
             fine = [box for box in batch if self._width(box) <= _FINE]
             coarse = [box for box in batch if self._width(box) > _FINE]
             for part, steps in ((coarse, _COARSE_STEPS), (fine, _FINE_STEPS)):
-                for box in self._evaluate(part, steps) if part else ():
+                for box in self.evaluate(part, steps) if part else ():
                     if self._width(box) <= self.tolerance:
                         done.append(box)
                     else:
-                        open_boxes.extend(self._split(box))
+                        open_boxes.extend(self.split(box))
         left: list[list[Box]] = [[] for _ in self.cells]
         for box in done + open_boxes:
             left[box.cell].append(box)
@@ -169,7 +169,7 @@ class BoxSearch:
             for boxes in left
         ]
 
-    def _first_box(self, cell: int) -> Box | None:
+    def first_box(self, cell: int) -> Box | None:
         attainable = self.attainable_g[cell]
         if not len(attainable):
             return None
@@ -188,9 +188,9 @@ class BoxSearch:
         further = int(self.further[box.cell])
         high_s, high_g = box.high_s, min(box.high_g, box.low_g + spare)
         high_s = min(high_s, box.low_s + (spare / further if further else spare))
-        return self._snapped(replace(box, high_s=high_s, high_g=high_g))
+        return self.snapped(replace(box, high_s=high_s, high_g=high_g))
 
-    def _snapped(self, box: Box) -> Box | None:
+    def snapped(self, box: Box) -> Box | None:
         """Return the box with lower ends raised to what a stage can attain; None: empty."""
         low_s = _next(self.attainable_s, box.low_s)
         low_g = _next(self.attainable_g[box.cell], box.low_g)
@@ -208,7 +208,7 @@ class BoxSearch:
         seconds = max(further * box.low_s + box.low_g, 1e-12)
         return width / seconds
 
-    def _split(self, box: Box) -> list[Box]:
+    def split(self, box: Box) -> list[Box]:
         by_s = max(int(self.further[box.cell]), 1) * (box.high_s - box.low_s)
         if by_s >= box.high_g - box.low_g:
             middle = (box.low_s + box.high_s) / 2
@@ -216,10 +216,10 @@ class BoxSearch:
         else:
             middle = (box.low_g + box.high_g) / 2
             parts = [replace(box, high_g=middle), replace(box, low_g=middle)]
-        snapped = (self._snapped(part) for part in parts)
+        snapped = (self.snapped(part) for part in parts)
         return [part for part in snapped if part is not None]
 
-    def _evaluate(self, boxes: Sequence[Box], steps: tuple[int, int]) -> list[Box]:
+    def evaluate(self, boxes: Sequence[Box], steps: tuple[int, int]) -> list[Box]:
         """Return the boxes that may still hold a plan of interest, tightened."""
         self.evaluations += len(boxes)
         cell = np.array([box.cell for box in boxes])
@@ -228,7 +228,7 @@ class BoxSearch:
         programme = self.programme
         rows = Rows(
             ceiling_s=np.array([box.high_s for box in boxes]),
-            reach=self._sync_reach(cell, np.array([box.high_g for box in boxes])),
+            reach=self.sync_reach(cell, np.array([box.high_g for box in boxes])),
             prices=np.zeros((len(boxes), programme.kinds)),
             num_microbatches=self.count[cell],
         )
@@ -272,7 +272,20 @@ class BoxSearch:
                 kept.append(tight)
         return kept
 
-    def _sync_reach(self, cell: Ints, high_g: Floats) -> Ints:
+    def room_prices(self, prices: Floats) -> Floats:
+        """Return the prices of the rows of GPUs alone (others are 0)."""
+        rows = self.num_groups + 1
+        return np.where(np.arange(self.num_rows) < rows, prices, 0.0)
+
+    def stage_prices(self, cell: int, prices: Floats) -> Floats:
+        """Return [K]: what a stage of each kind costs at the prices of the rows of GPUs."""
+        dp, groups = float(self.dp[cell]), self.num_groups
+        priced = dp * (prices[:groups, None] * self.usage).sum(axis=0)
+        gpus = max(float(self.gpus_left[cell]), 1e-9)
+        found: Floats = priced + prices[groups] * dp * self.programme.tables.tp / gpus
+        return found
+
+    def sync_reach(self, cell: Ints, high_g: Floats) -> Ints:
         """Return [B, K, U]: the furthest cut whose sync is within G."""
         cut = np.arange(self.programme.units + 1)
         limit = (high_g * (1 + _SLACK) + 1e-15)[:, None, None, None]

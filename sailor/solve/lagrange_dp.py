@@ -130,7 +130,7 @@ class ChainProgramme:
         Memory is that of the place nearest to the end, and a stage's time limit counts the least
         transfers of its kind; its cost counts the actual ones.
         """
-        before, start, kind_before = self._before(rows, reach)
+        before, start, kind_before = self.before(rows, reach)
         _, chain, single = self._closing(rows, reach, before)
         size, units = len(chain), self.units
         flat = chain.reshape(size, -1).argmin(axis=1)
@@ -167,7 +167,7 @@ class ChainProgramme:
         """
         size = len(rows.ceiling_s)
         enough = np.full(size, np.inf) if enough is None else enough
-        before = self._before(rows, reach)[0]
+        before = self.before(rows, reach)[0]
         _, chain, single = self._closing(rows, reach, before)
         value = np.minimum(chain.min(axis=(1, 2)), single.min(axis=1))
         stages = np.zeros((size, self.kinds), dtype=np.int64)
@@ -175,7 +175,7 @@ class ChainProgramme:
         if len(some):
             part, within = rows.take(some), reach.take(some)
             value[some], stages[some] = self._positional(
-                part, within, self._ahead(before[some]), enough[some]
+                part, within, self.ahead(before[some]), enough[some]
             )
         return Chains(value, stages)
 
@@ -210,7 +210,7 @@ class ChainProgramme:
             stages[done] = self._trace(rows, reach, best, depth)[done]
         return np.minimum(value, np.maximum(enough, 0.0)), stages
 
-    def _before(self, rows: Rows, reach: Reach) -> tuple[Floats, Ints, Ints]:
+    def before(self, rows: Rows, reach: Reach) -> tuple[Floats, Ints, Ints]:
         """Return [B, K, U + 1]: the least cost of units [0, v) with a last stage of kind k.
 
         With it the start of that stage, and the kind of the stage before it.
@@ -218,9 +218,9 @@ class ChainProgramme:
         units, tables = self.units, self.tables
         size, kinds = len(rows.ceiling_s), self.kinds
         memory = self.memory_reach(2, rows.num_microbatches)
-        limit = np.minimum(self._by_kind(reach.middle), memory)
+        limit = np.minimum(self.by_kind(reach.middle), memory)
         opening = np.maximum(reach.long_first, reach.short_first)
-        limit[:, :, 0] = np.minimum(self._by_kind(opening[:, :, None])[:, :, 0], memory[:, :, 0])
+        limit[:, :, 0] = np.minimum(self.by_kind(opening[:, :, None])[:, :, 0], memory[:, :, 0])
         before = np.full((size, kinds, units + 1), np.inf)
         joined = np.full((size, kinds, units + 1), np.inf)  # with the edge to a stage of kind k
         joined[:, :, 0] = 0.0
@@ -259,7 +259,7 @@ class ChainProgramme:
             single = np.full_like(single, np.inf)
         return last, chain, single
 
-    def _ahead(self, before: Floats) -> Floats:
+    def ahead(self, before: Floats) -> Floats:
         """Return [B, K, U]: the least cost in front of a stage of kind k from each unit."""
         edge = (self.tables.forward_s + self.tables.backward_s)[:, :, : self.units]
         out = np.full((len(before), self.kinds, self.units), np.inf)
@@ -268,7 +268,7 @@ class ChainProgramme:
         out[:, :, 0] = 0.0
         return out
 
-    def _by_kind(self, by_pair: Ints) -> Ints:
+    def by_kind(self, by_pair: Ints) -> Ints:
         """Return [B, K, ...]: the most over a kind's pairs; 0 where it has none."""
         out = np.zeros((len(by_pair), self.kinds, *by_pair.shape[2:]), dtype=np.int64)
         for pair, kind in enumerate(self.pair_kind):

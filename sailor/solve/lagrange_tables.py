@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.model.problem import Problem
+from sailor.sim.closed_form import MANY
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
@@ -91,8 +92,10 @@ class BoundTables:
             out[kind] = np.where(fits, stop, 0).max(axis=1)
         return out
 
-    def sync_s(self, degrees: Sequence[int]) -> Floats:
+    def sync_s(self, degrees: Sequence[int], most_tp: int | None = None) -> Floats:
         """Return [K, U, U + 1]: least all-reduce of a stage in which the kind takes part.
+
+        With `most_tp`, of a stage whose smallest degree is no larger.
 
         The kind has a neighbour in the ring, of any kind, so the ring is no faster than its
         fastest hop with the kind at one end; the smallest degree of the stage is at most the
@@ -109,7 +112,8 @@ class BoundTables:
         out = np.full((self.num_kinds, units, units + 1), np.inf)
         for kind in range(self.num_kinds):
             least = np.full(len(segments[0]), np.inf)
-            for tp in sorted({int(t) for t in self.tp if t <= self.tp[kind]}):
+            most = min(int(self.tp[kind]), most_tp or int(self.tp[kind]))
+            for tp in sorted({int(t) for t in self.tp if t <= most}):
                 pairs = self._hops(kind, tp)
                 for begin in range(0, len(degrees), _DEGREES_AT_ONCE):
                     some = np.array(degrees[begin : begin + _DEGREES_AT_ONCE], dtype=np.int64)
@@ -142,6 +146,7 @@ class BoundTables:
                 some[None, :, None],
                 ends[0][None, None, :],
                 ends[1][None, None, :],
+                np.where(ends[0] == ends[1], some[:, None], MANY)[None],
             )
             slowest = np.maximum(slowest, seconds.min(axis=2))
         out = np.full((units, units + 1), np.inf)
@@ -196,24 +201,33 @@ class BoundTables:
             degrees[None, :, None],
             src[None, None, :],
             dst[None, None, :],
+            np.where(src == dst, degrees[:, None], MANY)[None],
         )
         # A ring over several zones has a hop between two of them, whoever its ends are.
         several = degrees * tp > self.largest_zone
         inside = seconds.min(axis=2)
         if several.any() and across.any():
-            crossing = self._crossing(segments, tp, degrees)
+            crossing = self.crossing_s(segments, tp, degrees)
             inside = np.where(several[None, :], np.maximum(inside, crossing), inside)
         least: Floats = inside.min(axis=1)
         return least
 
-    def _crossing(self, segments: tuple[Ints, Ints], tp: int, degrees: Ints) -> Floats:
+    def crossing_s(
+        self, segments: tuple[Ints, Ints], tp: int, degrees: Ints, between: Sequence[int] = ()
+    ) -> Floats:
+        """Return [N, D]: the least ring with a hop between zones, of every segment and degree.
+
+        With groups `between`, of all rings with a hop between two of those.
+        """
+        some = [k for k in range(self.num_kinds) if not between or int(self.group[k]) in between]
         ends = sorted(
             {
                 (int(a), int(b))
-                for one in self.members
-                for other in self.members
-                for a in one
-                for b in other
+                for one in some
+                for other in some
+                if not between or self.group[one] != self.group[other]
+                for a in self.members[one]
+                for b in self.members[other]
                 if self.zone_of[a] != self.zone_of[b]
             }
         )
@@ -273,11 +287,12 @@ def bound_tables(problem: Problem, groups: Sequence[Group], microbatch: int) -> 
     real = cost_model(problem.cost_model).tables(problem, kinds, microbatch)
     members = tuple(np.array([index[k] for k in own], dtype=np.int64) for _, _, own in chosen)
     units = real.num_units
-    compute = np.stack([_segments_s(real.compute_prefix_s, own) for own in members])
+    # One replica has no weights to wait for: the least that any number of them takes.
+    compute = np.stack([_segments_s(real, own) for own in members])
     usable = np.array([bool(real.usable[own].any()) for own in members])
     compute[~usable] = np.inf
     update = np.stack(
-        [_segments_s(real.update_prefix_s, own) + real.update_s[own].min() for own in members]
+        [_prefix_s(real.update_prefix_s, own) + real.update_s[own].min() for own in members]
     )
     cut = np.arange(units + 1)
     forward_class = real.forward_size[np.clip(cut - 1, 0, units - 1)]
@@ -308,7 +323,18 @@ def bound_tables(problem: Problem, groups: Sequence[Group], microbatch: int) -> 
     )
 
 
-def _segments_s(prefix: Floats, members: Ints) -> Floats:
+def _segments_s(real: StageTables, members: Ints) -> Floats:
+    """Return [U, U + 1]: least seconds of one microbatch on units [v, u) over the members."""
+    units = real.num_units
+    start, stop = np.arange(units)[:, None], np.arange(units + 1)[None, :]
+    legal = stop > start
+    where = (members[:, None, None], np.minimum(start, stop)[None], stop[None])
+    seconds = real.compute_s(*where, 1).min(axis=0)
+    least: Floats = np.where(legal, seconds, np.inf)
+    return least
+
+
+def _prefix_s(prefix: Floats, members: Ints) -> Floats:
     """Return [U, U + 1]: least seconds of units [v, u) over the members; infinite for u <= v."""
     units = prefix.shape[1] - 1
     rows = prefix[members]

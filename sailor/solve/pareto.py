@@ -6,15 +6,17 @@ plan above each of a row of throughput floors, evenly spaced in ratio.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sailor.interfaces import Limits, Planner, Progress, SearchOutcome
+from sailor.interfaces import Limits, Planner, Progress
 from sailor.model.estimate import Estimate
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
+from sailor.solve.decide import decide
 
 
 @dataclass(frozen=True)
@@ -41,65 +43,139 @@ def pareto(
     limits: Limits | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
+    choices: Sequence[Problem] = (),
 ) -> tuple[ParetoPoint, ...]:
     """Return up to `num_points` plans, slowest and cheapest first; none dominates another.
 
-    The job's own limits hold for every point. `limits.wall_s` is that of the whole front, shared
-    evenly. Empty when there is no plan at all.
+    `choices`, where there are any, are the problem with each training that may be chosen. The
+    job's own limits hold for every point. `limits.wall_s` is that of the whole front: each
+    search gets its share of what is left. Empty when there is no plan at all.
     """
     if num_points < 2:
         raise ValueError(f"a front has at least 2 points, not {num_points}")
-    limits = limits or Limits()
-    if limits.wall_s is not None:
-        limits = replace(limits, wall_s=limits.wall_s / num_points)
+    run = _Front(
+        tuple(choices) or (problem,),
+        planner,
+        num_points,
+        limits or Limits(),
+        on_progress,
+        should_stop,
+    )
+    run.chosen = bool(choices)
+    return run.run()
 
-    def solve(objective: Objective, floor: float | None) -> ParetoPoint | None:
-        if should_stop():
+
+@dataclass(frozen=True)
+class _Case:
+    """One search of the front: what was asked for, and the bound that came out."""
+
+    objective: Objective
+    min_iterations_per_s: float | None
+    found: tuple[Plan, Estimate]
+    bound: float | None
+
+
+class _Front:
+    """The searches of one front, and every plan that they came by."""
+
+    def __init__(
+        self,
+        problems: tuple[Problem, ...],
+        planner: Planner,
+        num_points: int,
+        limits: Limits,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.problems, self.planner, self.num_points = problems, planner, num_points
+        self.limits, self.on_progress, self.should_stop = limits, on_progress, should_stop
+        wall_s = limits.wall_s
+        self.deadline_s = None if wall_s is None else time.monotonic() + wall_s
+        self.cases: list[_Case] = []
+        self.seen: list[tuple[Plan, Estimate]] = []
+        self.chosen = False  # whether plans say which problem they are for
+
+    def run(self) -> tuple[ParetoPoint, ...]:
+        """Find the ends, then the points between them."""
+        fastest = self._search(Objective.MAX_THROUGHPUT, None)
+        if fastest is None:
+            return ()
+        cheapest = self._search(Objective.MIN_COST, None)
+        if cheapest is not None:
+            low, high = cheapest.iterations_per_s, fastest.iterations_per_s
+            for step in range(1, self.num_points - 1):
+                floor = low * (high / low) ** (step / (self.num_points - 1))
+                self._search(Objective.MIN_COST, floor)
+        return _front([self._point(case) for case in self.cases])
+
+    def _search(self, objective: Objective, floor: float | None) -> Estimate | None:
+        if self.should_stop():
             return None
-        own = problem.constraints.min_iterations_per_s
+        limits = self.problems[0].constraints
+        own = limits.min_iterations_per_s
         wanted = max((f for f in (own, floor) if f is not None), default=None)
-        case = problem.model_copy(
-            update={
-                "objective": objective,
-                "constraints": problem.constraints.model_copy(
-                    update={"min_iterations_per_s": wanted}
-                ),
-            }
+        limits = limits.model_copy(update={"min_iterations_per_s": wanted})
+        changes = {"objective": objective, "constraints": limits}
+        cases = [problem.model_copy(update=changes) for problem in self.problems]
+        number = len(self.cases) + 1
+        decided = decide(
+            cases,
+            self.planner,
+            self._share(number),
+            self._labelled(number),
+            self.should_stop,
+            chosen=self.chosen,
         )
-        outcome = planner.solve(case, limits, on_progress, should_stop)
-        return None if outcome.plan is None else _point(case, outcome, outcome.plan)
+        outcome = decided.outcome
+        plans = [plan for plan in (outcome.plan, *outcome.finalists) if plan is not None]
+        mine = [(plan, estimate(decided.problem_of(plan), plan)) for plan in plans]
+        self.seen += mine
+        found = mine[0] if outcome.plan is not None else self._known(objective, wanted)
+        if found is None:
+            return None
+        self.cases.append(_Case(objective, wanted, found, outcome.bound))
+        return found[1]
 
-    fastest = solve(Objective.MAX_THROUGHPUT, None)
-    if fastest is None:
-        return ()
-    cheapest = solve(Objective.MIN_COST, None)
-    points = [point for point in (cheapest, fastest) if point is not None]
-    if cheapest is not None:
-        low, high = cheapest.estimate.iterations_per_s, fastest.estimate.iterations_per_s
-        for step in range(1, num_points - 1):
-            floor = low * (high / low) ** (step / (num_points - 1))
-            between = solve(Objective.MIN_COST, floor)
-            if between is not None:
-                points.append(between)
-    return _front(points)
+    def _share(self, number: int) -> Limits:
+        if self.deadline_s is None:
+            return self.limits
+        left_s = max(0.0, self.deadline_s - time.monotonic())
+        return replace(self.limits, wall_s=left_s / max(1, self.num_points - number + 1))
+
+    def _labelled(self, number: int) -> Callable[[Progress], None]:
+        def report(progress: Progress) -> None:
+            message = f"point {number} of {self.num_points}: {progress.message}"
+            self.on_progress(replace(progress, message=message))
+
+        return report
+
+    def _known(self, objective: Objective, floor: float | None) -> tuple[Plan, Estimate] | None:
+        """Return the best plan of all searches for a case: one may have come by another's."""
+        fits = [
+            (plan, found)
+            for plan, found in self.seen
+            if floor is None or found.iterations_per_s >= floor * (1 - 1e-9)
+        ]
+        return min(fits, key=lambda item: _rank(objective, item[1])) if fits else None
+
+    def _point(self, case: _Case) -> ParetoPoint:
+        plan, found = self._known(case.objective, case.min_iterations_per_s) or case.found
+        bound = case.bound
+        throughput = case.objective is Objective.MAX_THROUGHPUT
+        value = found.iterations_per_s if throughput else found.usd_per_iteration
+        return ParetoPoint(
+            plan,
+            found,
+            case.objective,
+            case.min_iterations_per_s,
+            bound,
+            abs(value - bound) / bound if bound else None,
+        )
 
 
-def _point(problem: Problem, outcome: SearchOutcome, plan: Plan) -> ParetoPoint:
-    found = estimate(problem, plan)
-    value = (
-        found.iterations_per_s
-        if problem.objective is Objective.MAX_THROUGHPUT
-        else found.usd_per_iteration
-    )
-    bound = outcome.bound
-    return ParetoPoint(
-        plan,
-        found,
-        problem.objective,
-        problem.constraints.min_iterations_per_s,
-        bound,
-        abs(value - bound) / bound if bound else None,
-    )
+def _rank(objective: Objective, found: Estimate) -> tuple[float, float]:
+    values = (found.iteration_s, found.usd_per_iteration)
+    return values if objective is Objective.MAX_THROUGHPUT else values[::-1]
 
 
 def _front(points: list[ParetoPoint]) -> tuple[ParetoPoint, ...]:

@@ -12,7 +12,7 @@ from sailor.sim.kinds import WorkerKind, best_fitting_kinds, rentable_kinds
 
 @dataclass(frozen=True)
 class Slot:
-    """One capacity of the problem: GPUs that are counted together.
+    """One capacity of the problem: GPUs that are counted together, in units of cp.
 
     `kinds` has the best-fitting worker kind by tp. `gpus_per_node` is the size of a counted node,
     or None for a quota, whose replicas get nodes of their own size.
@@ -91,10 +91,13 @@ def slots_of(problem: Problem) -> tuple[Slot, ...]:
 
 
 def _size(problem: Problem, capacity: Capacity) -> tuple[int, int | None]:
+    """Return GPUs of a capacity and of one of its nodes, both in units of cp."""
+    cp = problem.training.cp
     if capacity.max_nodes is not None:
         node = problem.node(problem.placements[capacity.placements[0]].node_type)
-        return capacity.max_nodes * node.num_gpus, node.num_gpus
-    return capacity.max_gpus or 0, None
+        per_node = node.num_gpus // cp
+        return capacity.max_nodes * per_node, per_node
+    return (capacity.max_gpus or 0) // cp, None
 
 
 def pools_of(problem: Problem, slots: Sequence[Slot], *, merge_zones: bool) -> tuple[Pool, ...]:

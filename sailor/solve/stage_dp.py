@@ -87,8 +87,8 @@ class StageProgramme:
         stop = np.minimum(self.start + np.arange(1, units + 1)[None, :], units)
         self.legal = self.start + np.arange(1, units + 1)[None, :] <= units
         self.stop = stop
-        prefix = tables.compute_prefix_s
-        self.compute = prefix[:, stop] - prefix[:, self.start]
+        every = np.arange(self.cell.search.num_kinds)[:, None, None]
+        self.compute = tables.compute_s(every, self.start[None], stop[None], self.cell.dp)
         self.block_bytes_class = int(tables.forward_size[min(1, units - 1)])
         grid = np.arange(self.cell.search.num_kinds)
         own = tables.send_s[self.block_bytes_class, grid, grid]

@@ -32,6 +32,7 @@ def solve(problem: Problem, planner: Planner, **more: Any) -> Result:
         limits=more.get("limits", Limits()),
         on_progress=more.get("on_progress", lambda progress: None),
         should_stop=more.get("should_stop", lambda: False),
+        events=False,
     )
 
 
@@ -102,11 +103,11 @@ def test_progress_says_incumbent_bound_gap_and_cells() -> None:
                          cost_model="published")  # fmt: skip
     seen: list[Progress] = []
     solve(problem, CpSatPlanner(), on_progress=seen.append)
-    last = [progress for progress in seen if "gap" in progress.message]
-    assert last
-    assert "bound" in last[-1].message
-    assert "cells left" in last[-1].message
-    assert last[-1].objective_value is not None
+    last = [progress for progress in seen if progress.gap is not None][-1]
+    assert last.bound is not None
+    assert last.cells_left is not None
+    assert last.objective_value is not None
+    assert last.gap == pytest.approx((last.bound - last.objective_value) / last.bound)
 
 
 def test_no_plan_comes_with_reasons() -> None:

@@ -28,6 +28,7 @@ def solve(problem: Problem, planner: str) -> Result:
         limits=Limits(),
         on_progress=lambda progress: None,
         should_stop=lambda: False,
+        events=False,
     )
 
 

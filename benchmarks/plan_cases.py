@@ -1,0 +1,126 @@
+"""The jobs of the benchmark page: the SOSP'25 ones and larger or harder pools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = ROOT / "examples" / "jobs" / "sosp25"
+PRICES = JOBS / "prices.yaml"
+GPU_TYPES = ("A100-40GB", "V100-16GB", "GH200-96GB")
+FIVE_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c", "us-west1-a", "us-west1-b")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job, how long it may be searched, and which table it is in."""
+
+    name: str
+    section: str
+    job: Any  # a path, or a document
+    cpu_s: float = 60.0  # of the search
+    planner: str = "auto"
+
+
+def cases() -> list[Case]:
+    """Return all cases, in the order of the page."""
+    found = [
+        Case(f"{path.stem}/{planner}", "sosp25", path, 20.0, planner)
+        for path in sorted(JOBS.glob("*-fig*.yaml"))
+        for planner in ("dynamic", "auto")
+    ]
+    found += [
+        Case(f"{model}, 256 of each of three types", "pools", three_types(model, 256))
+        for model in ("opt-350m", "gpt-neo-2.7b")
+    ]
+    found += [
+        Case(f"{model}, {gpus:,} GPUs, 3 types, 5 zones", "pools",
+             everywhere(model, gpus, batch))
+        for model, gpus, batch in (
+            ("opt-350m", 2048, 2048), ("opt-30b", 2048, 2048),
+            ("opt-350m", 10240, 8192), ("opt-30b", 10240, 8192),
+        )
+    ]  # fmt: skip
+    found.append(Case("gpt-neo-2.7b, 128 + 384, unequal microbatch shares", "pools", shares()))
+    found += [
+        Case(
+            f"cheapest at {rate:g} it/s", "money", two_zones("min_cost", min_iterations_per_s=rate)
+        )
+        for rate in (1 / 12, 1 / 6, 1 / 3)
+    ]  # fmt: skip
+    found += [
+        Case(f"fastest for {usd:.2f} USD", "money",
+             two_zones("max_throughput", max_usd_per_iteration=usd))
+        for usd in (0.55, 0.65)
+    ]  # fmt: skip
+    found += [
+        Case(f"{name} under sailor/{planner}", "sailor", sailor_model(name), 20.0, planner)
+        for name in (
+            "opt350-fig7-128", "gptneo27-fig7-128", "opt350-fig8b-32+96", "gptneo27-fig8b-32+96",
+            "opt350-fig8b-128+384", "gptneo27-fig8b-128+384",
+        )
+        for planner in ("dynamic", "auto")
+    ]  # fmt: skip
+    return found
+
+
+def _job(name: str, model: str, batch: int, pool: list[dict[str, Any]], **more: Any) -> Any:
+    return {
+        "name": name,
+        "model": model,
+        "training": {"global_batch": batch, "precision": "fp32"},
+        "pool": pool,
+        "cost_model": "published",
+        "sources": {"prices": {"file": str(PRICES)}, "profiles": "embedded",
+                    "network": ["measured", "zones"]},
+        "catalog": {"nodes": [{"name": "a-gh200-4", "provider": "gcp", "gpu": "GH200-96GB",
+                               "num_gpus": 4, "intra_node_bandwidth": "150 GB/s",
+                               "nic_bandwidth": "25 GB/s",
+                               "source": "assumed: four to a node"}]},
+        **more,
+    }  # fmt: skip
+
+
+def three_types(model: str, gpus: int) -> Any:
+    """Return a job over so many GPUs of each of three types in one zone."""
+    pool = [{"zone": FIVE_ZONES[0], "gpu": gpu, "quota": gpus} for gpu in GPU_TYPES]
+    return _job("three-types", model, 2048, pool)
+
+
+def everywhere(model: str, gpus: int, batch: int) -> Any:
+    """Return a job over three types in five zones of two regions, whose egress is priced."""
+    each = gpus // (len(FIVE_ZONES) * 8)
+    pool = [
+        {"zone": zone, "gpu": gpu, "quota": each * parts}
+        for zone in FIVE_ZONES
+        for gpu, parts in zip(GPU_TYPES, (3, 4, 1), strict=True)
+    ]
+    return _job("everywhere", model, batch, pool)
+
+
+def two_zones(objective: str, **limits: float) -> Any:
+    """Return a job over 128 A100 and 128 V100 in each of two zones."""
+    pool = [
+        {"zone": zone, "gpu": gpu, "quota": 128} for zone in FIVE_ZONES[:2] for gpu in GPU_TYPES[:2]
+    ]
+    return _job("two-zones", "opt-350m", 2048, pool, objective=objective, constraints=limits)
+
+
+def shares() -> Any:
+    """Return GPT-Neo over 128 A100 and 384 V100 with unequal microbatch shares."""
+    pool = [
+        {"zone": FIVE_ZONES[0], "gpu": gpu, "quota": quota}
+        for gpu, quota in zip(GPU_TYPES, (128, 384), strict=False)
+    ]
+    return _job("shares", "gpt-neo-2.7b", 2048, pool, search_space={"microbatch_shares": True})
+
+
+def sailor_model(name: str) -> Any:
+    """Return a SOSP'25 job under sailor's own cost model."""
+    from sailor.model.files import load_document
+
+    data = dict(load_document(JOBS / f"{name}.yaml").data)
+    data["sources"] = {**data["sources"], "prices": {"file": str(PRICES)}}
+    return {**data, "cost_model": "sailor"}
