@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sailor.model.plan import Plan
     from sailor.model.problem import Problem
     from sailor.model.result import Result
+    from sailor.profiling.store import ProfileStore
 
 _HOME = {
     "optimize": "sailor.api",
@@ -45,6 +46,7 @@ _HOME = {
     "Plan": "sailor.model.plan",
     "Problem": "sailor.model.problem",
     "Result": "sailor.model.result",
+    "ProfileStore": "sailor.profiling.store",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "Plan",
     "PluginError",
     "Problem",
+    "ProfileStore",
     "Result",
     "SailorError",
     "build_problem",

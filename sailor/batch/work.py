@@ -259,7 +259,14 @@ class Worker:
 def resume_key(digest: str, options: Options) -> str:
     """Return the identity of a job's run: the resolved problem, how it is searched, by what."""
     limits = options.limits
-    search = [options.planner, limits.wall_s, limits.seed, sorted(limits.disabled_rules)]
+    search: list[object] = [
+        options.planner,
+        limits.wall_s,
+        limits.seed,
+        sorted(limits.disabled_rules),
+    ]
+    if limits.gap is not None:
+        search.append(limits.gap)
     text = json.dumps([digest, search, _sailor_version()])
     return hashlib.sha256(text.encode()).hexdigest()
 

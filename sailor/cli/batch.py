@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--retry", type=click.Choice(("failed",)), help="Run jobs again that failed before.")
 @click.option("--dry-run", is_flag=True, help="Say what would run, and why.")
-@search_options
+@search_options(planner="dynamic", planner_note=" The quickest is the default here.")
 @click.pass_obj
 def command(
     session: Session,
@@ -48,6 +48,7 @@ def command(
     objective: str | None,
     planner: str,
     time_limit: float | None,
+    gap: float | None,
     seed: int,
     strict: bool,
     without_rules: tuple[str, ...],
@@ -69,7 +70,7 @@ def command(
     registry.planner(planner, where="--planner")
     options = Options(
         planner=planner,
-        limits=Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules),
+        limits=Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules, gap=gap),
         objective=objective,
         strict=strict,
         retry_failed=retry == "failed",

@@ -1,4 +1,4 @@
-"""`sailor catalog`: the hardware and the prices that jobs may name."""
+"""`sailor catalog`: the models, hardware, clusters and prices that jobs may name."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from sailor.errors import SailorError
 
 if TYPE_CHECKING:
     from sailor.interfaces import PriceQuery, PriceSource, SourceContext
+    from sailor.model.arch import ModelSpec
     from sailor.model.base import Record
     from sailor.model.catalog import Catalog
+    from sailor.model.cluster import Cluster
     from sailor.model.hardware import GpuType, NodeType, Price, Zone
 
-KINDS = ("gpus", "nodes", "zones", "prices")
+KINDS = ("models", "gpus", "nodes", "zones", "clusters", "prices")
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(KINDS), metavar="gpus|nodes|zones|prices")
-@click.option("--gpu", metavar="NAME", help="Only what has this GPU type (not for zones).")
+@click.argument("kind", type=click.Choice(KINDS), metavar="|".join(KINDS))
+@click.option("--gpu", metavar="NAME", help="Only what has this GPU type (gpus, nodes, prices).")
 @click.option("--zone", metavar="NAME", help="Only this zone (zones and prices).")
 @click.option("--source", metavar="NAME", help="prices: ask only this price source.")
 @click.option(
@@ -45,7 +47,7 @@ def command(
     price_file: Path | None,
     format_: str,
 ) -> None:
-    """Show the GPU types, node types, zones or prices that jobs may name.
+    """Show the models, GPU types, node types, zones, clusters or prices that jobs may name.
 
     `prices` asks the price sources for every node type in every zone of its provider; what none
     of them knows is left out and counted on stderr.
@@ -54,6 +56,9 @@ def command(
 
     if price_file is not None and source is None:
         raise click.UsageError("--price-file goes with --source NAME")
+    if kind in ("models", "clusters"):
+        _show_named(kind, format_)
+        return
     catalog = Catalog.builtin()
     if gpu is not None:
         gpu = catalog.gpu(gpu, where="--gpu").name
@@ -79,6 +84,20 @@ def _show(records: Sequence[Record], text: str, format_: str) -> None:
         data(json.dumps(rows, indent=2) + "\n")
     else:
         data(text + "\n")
+
+
+def _show_named(kind: str, format_: str) -> None:
+    """Show what has neither a GPU type nor a zone."""
+    from sailor.model.cluster import ClusterRef
+    from sailor.model.presets import presets
+    from sailor.sim.clusters import CLUSTERS, cluster_of
+
+    if kind == "models":
+        models = list(presets().values())
+        _show(models, _model_table(models), format_)
+        return
+    clusters = [cluster_of(ClusterRef(name=name)) for name in CLUSTERS]
+    _show(clusters, _cluster_table(clusters), format_)
 
 
 def _queries(catalog: Catalog, gpu: str | None, zone: str | None) -> list[PriceQuery]:
@@ -155,6 +174,48 @@ def _price_table(catalog: Catalog, prices: Sequence[Price]) -> str:
             for price in prices
         ],
         left="llllrll",
+    )  # fmt: skip
+    return notes.under(shown)
+
+
+def _model_table(models: Sequence[ModelSpec]) -> str:
+    from sailor.report.layout import Footnotes, number, table
+
+    notes = Footnotes()
+    shown = table(
+        ("model", "blocks", "hidden", "heads", "experts", "sequence", "1e9 params", "visited",
+         "source"),
+        [
+            (
+                model.name, str(model.num_layers), str(model.hidden),
+                f"{model.num_heads}/{model.num_kv_heads}",
+                f"{model.experts.top_k} of {model.experts.num_experts}" if model.experts else "",
+                str(model.seq_len), number(model.num_params() / 1e9),
+                number(model.active_params() / 1e9), notes.mark(model.source),
+            )
+            for model in models
+        ],
+        left="lrrrrrrrl",
+    )  # fmt: skip
+    return notes.under(shown)
+
+
+def _cluster_table(clusters: Sequence[Cluster]) -> str:
+    from sailor.report.layout import Footnotes, number, table
+
+    notes = Footnotes()
+    shown = table(
+        ("cluster", "link share", "step us", "network share", "host factor", "time error %",
+         "source"),
+        [
+            (
+                cluster.name, number(cluster.link_share), number(cluster.link_step_s * 1e6),
+                number(cluster.nic_share), number(cluster.host_factor), number(cluster.error_pct),
+                notes.mark(cluster.source),
+            )
+            for cluster in clusters
+        ],
+        left="lrrrrrl",
     )  # fmt: skip
     return notes.under(shown)
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sailor.cli import endings
 from sailor.cli.interrupt import Interrupt
 from sailor.cli.options import OUT_FILE, search_options
-from sailor.cli.output import check_writable, deliver, note, on_terminal
+from sailor.cli.output import check_writable, deliver, note
+from sailor.cli.search_progress import ProgressLine
 from sailor.cli.session import Session
 
 if TYPE_CHECKING:
-    from sailor.interfaces import Progress
     from sailor.model.result import Result
 
-_REDRAW_S = 0.1
 _FORMAT_OF_SUFFIX = {".json": "json", ".csv": "csv"}
 
 
 @click.command()
 @click.argument("job", metavar="JOB")
-@search_options
+@search_options(planner="auto")
 @click.option(
     "--format",
     "format_",
@@ -41,6 +37,7 @@ def command(
     objective: str | None,
     planner: str,
     time_limit: float | None,
+    gap: float | None,
     seed: int,
     strict: bool,
     without_rules: tuple[str, ...],
@@ -62,8 +59,9 @@ def command(
     sink = registry.report_sink(format_ or by_suffix, where="--format")
     registry.planner(planner, where="--planner")
     file = JobFile.load(job)
-    limits = Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules)
-    with Interrupt("stopping with the best plan so far") as interrupt, _Progress() as show:
+    limits = Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules, gap=gap)
+    line = ProgressLine(shown=sink.name != "json")
+    with Interrupt("stopping with the best plan so far") as interrupt, line as show:
         result = file.placed(
             lambda: optimize(
                 file.job,
@@ -76,6 +74,8 @@ def command(
                 should_stop=interrupt.asked,
             )
         )
+    if gap is not None and result.plan is not None and result.bound is None:
+        note(f"--gap {gap:g} had no effect: {result.planner} proved no bound for this job")
     deliver(sink.write([result]), out)
     if out is not None:
         note(f"{result.summary()}; written to {out}")
@@ -91,41 +91,3 @@ def exit_code(result: Result, *, interrupted: bool = False) -> int:
     if result.status is Status.INFEASIBLE:
         return endings.INFEASIBLE
     return endings.INTERRUPTED if interrupted else endings.NO_PLAN
-
-
-class _Progress:
-    """A line on the terminal that says how the search is going; nothing elsewhere."""
-
-    def __init__(self) -> None:
-        self._status: AbstractContextManager[Any] = nullcontext()
-
-    def __enter__(self) -> Callable[[Progress], None]:
-        if not on_terminal():
-            return _quiet
-        from rich.console import Console
-        from rich.text import Text
-
-        self._status = Console(stderr=True).status("searching")
-        shown = self._status.__enter__()
-        next_s = 0.0
-
-        def show(progress: Progress) -> None:
-            nonlocal next_s
-            if time.monotonic() < next_s:  # planners report more often than anyone can read
-                return
-            next_s = time.monotonic() + _REDRAW_S
-            text = progress.message
-            if progress.objective_value is not None:
-                text += f", best {progress.objective_value:.4g}"
-            if progress.evaluations:
-                text += f", {progress.evaluations:,} plans"
-            shown.update(Text(text))
-
-        return show
-
-    def __exit__(self, *raised: Any) -> None:
-        self._status.__exit__(*raised)
-
-
-def _quiet(progress: Progress) -> None:
-    """Show nothing: stderr is not a terminal."""

@@ -32,8 +32,8 @@ def replica_groups(stage: Stage) -> list[ReplicaGroup]:
     return [ReplicaGroup(*key, members=tuple(members)) for key, members in found.items()]
 
 
-def headline(estimate: Estimate) -> str:
-    """Return speed in one line and price in the next."""
+def headline(estimate: Estimate, event: Estimate | None = None) -> str:
+    """Return speed in one line, price in the next, and what the event engine says of both."""
     iteration_s = estimate.iteration_s
     speed = [
         f"{number(iteration_s)} s/iteration",
@@ -45,7 +45,13 @@ def headline(estimate: Estimate) -> str:
         f"{number(estimate.usd_per_iteration)} USD/iteration",
         f"{number(estimate.usd_per_hour)} USD/h",
     ]
-    return "\n".join("  " + "   ".join(figures) for figures in (speed, price))
+    lines = ["  " + "   ".join(figures) for figures in (speed, price)]
+    if event is not None:
+        lines.append(
+            f"  with every operation simulated: {number(event.iteration_s)} s/iteration, "
+            f"{number(event.usd_per_iteration)} USD/iteration"
+        )
+    return "\n".join(lines)
 
 
 def shape(plan: Plan, estimate: Estimate) -> str:
@@ -58,7 +64,13 @@ def shape(plan: Plan, estimate: Estimate) -> str:
         for (num, size), count in sorted(sizes.items(), reverse=True)
     )
     error = f" ({estimate.batch_error:+.2%} of the batch)" if estimate.batch_error else ""
-    return f"  pp {plan.pp}, dp {plan.dp}, {gpus}; pipelines: {pipelines}{error}"
+    decided = [f"{plan.schedule}, {plan.vpp} chunks a stage"] if plan.vpp > 1 else []
+    decided += [plan.schedule] if plan.schedule == "gpipe" else []
+    decided += [f"cp {plan.cp}"] if plan.cp > 1 else []
+    decided += [f"recompute {plan.recompute}"] if plan.recompute is not None else []
+    decided += [f"zero {plan.zero}"] if plan.zero is not None else []
+    choice = f"; {', '.join(decided)}" if decided else ""
+    return f"  pp {plan.pp}, dp {plan.dp}, {gpus}; pipelines: {pipelines}{error}{choice}"
 
 
 def rent_section(estimate: Estimate) -> str:
@@ -80,9 +92,11 @@ def stage_section(plan: Plan, estimate: Estimate) -> str:
     times = {time.stage: time for time in estimate.stages}
     zones = {r.zone for stage in plan.stages for r in stage.replicas}
     rows: list[tuple[str, ...]] = []
-    for index, stage in enumerate(plan.stages):
+    for index, stage in enumerate(plan.ranks):
         time = times[index]
-        first: tuple[str, ...] = (str(index), units(stage, plan.num_units))
+        chunks = plan.stages[index :: plan.pp]
+        held = ", ".join(units(chunk, plan.num_units) for chunk in chunks)
+        first: tuple[str, ...] = (str(index), held)
         seconds: tuple[str, ...] = (
             number(time.compute_s),
             number(time.p2p_s),

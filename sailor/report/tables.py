@@ -39,12 +39,18 @@ def result_text(result: Result) -> str:
         section("Rules of the search", digest(result.rules)),
     )
     if result.plan is None or result.estimate is None:
-        return blocks(title, section("Why", listing(result.reasons)), *notes)
+        return blocks(
+            title,
+            section("Why", listing(result.reasons)),
+            section("Any one of these would help", listing(result.relaxations)),
+            *notes,
+        )
     return blocks(
         title,
-        headline(result.estimate) + "\n" + shape(result.plan, result.estimate),
+        headline(result.estimate, result.event) + "\n" + shape(result.plan, result.estimate),
         section("This plan can't be run", listing(result.estimate.violations)),
         rent_section(result.estimate),
+        section("Left unused", digest(result.unused)),
         stage_section(result.plan, result.estimate),
         beside(time_section(result.estimate), cost_section(result.estimate)),
         section("How sure", listing(_bands(result.estimate))),
@@ -93,5 +99,7 @@ def _search(result: Result) -> str:
     if result.evaluations:
         text += f", {result.evaluations:,} plans"
     if result.gap:
-        text += f", within {result.gap:.2%} of the bound"
+        text += f", gap to the bound {result.gap:.2%}"
+    if result.stop_reason is not None:
+        return f"{text}; stopped: {result.stop_reason}"
     return text + (", stopped early" if result.stopped_early else "")

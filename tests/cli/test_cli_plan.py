@@ -16,6 +16,8 @@ import pytest
 from toy_jobs import ROOT, TOY, command, start, write_job
 
 from sailor.cli import run
+from sailor.cli.search_progress import progress_text
+from sailor.interfaces import Progress
 from sailor.model.files import load_record
 from sailor.model.result import Result
 
@@ -159,6 +161,8 @@ def test_usage_errors_name_the_help(capsys: pytest.CaptureFixture[str], tmp_path
         (("plan", job, "--time-limit", "nan"), "nan is not a number of seconds above 0"),
         (("plan", job, "--time-limit", "0"), "0 is not a number of seconds above 0"),
         (("plan", job, "--seed", "-1"), "-1 is not in the range"),
+        (("plan", job, "--gap", "2"), "'2' is neither a percentage nor a number from 0 to 1"),
+        (("plan", job, "--gap", "x%"), "'x%' is neither a percentage nor a number from 0 to 1"),
         (("simulate", "-", "-"), "JOB and PLAN can't both be standard input"),
         (("catalog", "prices", "--price-file", "x"), "--price-file goes with --source NAME"),
         (("plan", job, "--planner", "tay"), "unknown planner 'tay'; did you mean 'toy'?"),
@@ -303,10 +307,12 @@ def test_the_seed_and_limits_reach_the_planner(
         return real(job, **options)
 
     monkeypatch.setattr(sailor.api, "optimize", spy)
-    options = ("--seed", "7", "--time-limit", "2.5", "--without-rule", "a", "--without-rule", "b")
+    options = ("--seed", "7", "--time-limit", "2.5", "--without-rule", "a", "--without-rule", "b",
+               "--gap", "0.5%")  # fmt: skip
     code, *_ = plan(capsys, tmp_path, "one", *options, "--objective", "min_cost", "--strict")
     assert seen["limits"].seed == 7
     assert seen["limits"].wall_s == 2.5
+    assert seen["limits"].gap == 0.005
     assert seen["limits"].disabled_rules == ("a", "b")
     assert (seen["objective"], seen["strict"]) == ("min_cost", True)
     assert code in (0, 2)
@@ -322,21 +328,60 @@ def test_the_job_s_own_paths_are_relative_to_its_file(
     assert f"{folder}/my-prices.yaml: no such file" in err
 
 
-def test_progress_goes_to_a_terminal_and_data_to_stdout(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("format_", "shown"), [("lines", True), ("json", False)])
+def test_progress_goes_to_a_terminal_and_data_to_stdout(
+    tmp_path: Path, format_: str, shown: bool
+) -> None:
     path, log = write_job(tmp_path, "wait"), tmp_path / "log"
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        command("plan", path, "--planner", "toy", "--format", "json"),
+        command("plan", path, "--planner", "toy", "--format", format_),
         stdout=subprocess.PIPE, stderr=theirs, text=True, cwd=ROOT,
         env={**os.environ, "TOY_LOG": str(log), "TERM": "xterm"},
     )  # fmt: skip
-    os.close(theirs)
     until(log, "wait")
-    shown = b""
-    while b"toy search, best 1, 1 plans" not in shown:
-        shown += os.read(ours, 4096)
+    seen = b""
+    while shown and b"toy search, best 1, 1 plans, " not in seen:
+        seen += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
+    os.close(theirs)
+    if not shown:
+        seen = os.read(ours, 4096)
+        assert seen == b"sailor: stopping with the best plan so far (Ctrl-C again aborts)\r\n"
     os.close(ours)
     assert process.returncode == 0
-    assert Result.model_validate_json(out).stopped_early
+    assert out == "line: wait\n" if shown else Result.model_validate_json(out).stopped_early
+
+
+def test_the_progress_line_says_incumbent_bound_gap_cells_and_seconds() -> None:
+    full = Progress("bounds", 0.41753, 1234, bound=0.42, gap=0.00588, cells_left=12)
+    assert progress_text(full, 3.4) == (
+        "bounds, best 0.4175, bound 0.42, gap 0.59%, 12 cells left, 1,234 plans, 3 s"
+    )
+    assert progress_text(Progress("probing"), 0.2) == "probing, 0 s"
+
+
+def test_ctrl_c_ends_a_real_search_with_a_plan_and_its_bound(tmp_path: Path) -> None:
+    pool = [
+        {"zone": "us-central1-a", "gpu": "A100-40GB", "quota": 8},
+        {"zone": "us-central1-a", "gpu": "V100-16GB", "quota": 16},
+    ]
+    path = write_job(tmp_path, "mixed", pool=pool, training={"global_batch": 64,
+                                                           "precision": "fp32"})  # fmt: skip
+    process = start("plan", path, "--planner", "cpsat", "--gap", "0", "--format", "json")
+    time.sleep(2.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    result = Result.model_validate_json(out)
+    assert result.plan is not None
+    assert result.stopped_early
+
+
+def test_a_gap_that_a_planner_can_t_know_is_said_to_have_no_effect(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, _, err = plan(capsys, tmp_path, "one", "--gap", "1%")
+    assert code == 0
+    assert err == "sailor: --gap 0.01 had no effect: toy proved no bound for this job\n"

@@ -16,6 +16,8 @@ from sailor.cli import run
 from sailor.cli.app import VERBS, verb
 from sailor.cli.schema import schema_of
 from sailor.model.catalog import Catalog
+from sailor.model.presets import presets
+from sailor.sim.clusters import CLUSTERS
 
 ARTIFACT = ROOT.parent / "shared" / "reference" / "sosp25_artifact"
 
@@ -71,6 +73,22 @@ def test_the_catalogue_is_shown_as_tables_and_as_records(
     assert {row["gpu"] for row in only} == {"A100-40GB"}
 
 
+def test_the_catalogue_has_models_and_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, known in (("models", presets()), ("clusters", CLUSTERS)):
+        rows = json.loads(call(capsys, "catalog", kind, "--format", "json"))
+        assert [row["name"] for row in rows] == list(known)
+        table = call(capsys, "catalog", kind)
+        assert all(f"\n  {name} " in table for name in known)
+        assert max(map(len, table.splitlines())) <= 100
+    models = call(capsys, "catalog", "models")
+    line = next(row for row in models.splitlines() if "mixtral-8x7b" in row)
+    assert line.split()[1:10] == ["32", "4096", "32/8", "2", "of", "8", "32768", "46.70", "12.88"]
+    line = next(
+        row for row in call(capsys, "catalog", "clusters").splitlines() if "mosaic-h100" in row
+    )
+    assert line.split()[1:6] == ["0.9600", "15.00", "0.9400", "1.630", "2.300"]
+
+
 def test_prices_come_from_the_price_sources(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--zone", "us-central1-a", "--gpu", "V100-16GB")
     rows = json.loads(
@@ -114,6 +132,8 @@ def test_schemas_describe_what_people_type(capsys: pytest.CaptureFixture[str]) -
         "array", "object", "string",
     }  # fmt: skip
     assert branches(job["$defs"]["Training"]["properties"]["global_batch"]) == {"integer"}
+    assert branches(job["$defs"]["ClusterRef"]) == {"object", "string"}
+    assert set(job["$defs"]["Experts"]["required"]) == {"num_experts", "top_k", "ffn"}
     plan = json.loads(call(capsys, "schema", "plan"))
     assert set(plan["required"]) == {"model", "num_units", "global_batch", "stages"}
     assert "problem_digest" in schema_of("result")["required"]

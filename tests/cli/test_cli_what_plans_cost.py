@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,17 +21,32 @@ def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]
     return code, captured.out, captured.err
 
 
-def test_no_plan_of_the_front_beats_another(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "pareto", str(JOB), "--points", "4", "--format", "json")
+def test_no_plan_of_the_front_beats_another(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    front = ("pareto", str(JOB), "--points", "4", "--planner", "dynamic")
+    code, out, _ = call(capsys, *front, "--format", "json")
     assert code == 0
     points = [point["estimate"] for point in json.loads(out)["points"]]
     assert 2 <= len(points) <= 4
     for slow, fast in pairwise(points):
         assert slow["time"]["total_s"] > fast["time"]["total_s"]
         assert slow["usd_per_iteration"] < fast["usd_per_iteration"]
-    code, table, _ = call(capsys, "pareto", str(JOB), "--points", "4")
+    plot = tmp_path / "front.svg"
+    code, out, err = call(capsys, *front, "--out", str(plot))
+    assert (code, out) == (0, "")
+    assert err == f"sailor: opt350-fig7-32: {len(points)} plans; written to {plot}\n"
+    assert plot.read_text().count("<circle") == len(points)
+
+
+def test_a_front_with_bounds_keeps_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    start = time.monotonic()
+    code, table, _ = call(capsys, "pareto", str(JOB), "--points", "3", "--time-limit", "4")
     assert code == 0
-    assert len(table.splitlines()) == 2 + len(points)
+    assert time.monotonic() - start < 20
+    lines = table.splitlines()
+    assert lines[1].split()[-1] == "gap"
+    assert 3 <= len(lines) <= 5
 
 
 def test_a_trace_has_a_track_for_every_worker_and_link(

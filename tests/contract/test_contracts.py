@@ -260,6 +260,27 @@ class TestMegatronBackend(BackendContract):
         return tiny_jobs()[0], one_replica(tp=3)
 
 
+class TestTorchtitanBackend(BackendContract):
+    def provided(self) -> Backend:
+        return registry().backend("torchtitan")
+
+    def runnable(self) -> tuple[Job, Plan]:
+        wanted = {
+            "name": "titan", "model": "llama-3-8b", "training": {"global_batch": 16},
+            "pool": [{"zone": "us-central1-a", "node_type": "a3-highgpu-8g", "count": 1}],
+        }  # fmt: skip
+        replica = Replica(
+            gpu="H100-80GB", node_type="a3-highgpu-8g", zone="us-central1-a", tp=4, microbatch=1,
+            num_microbatches=16,
+        )  # fmt: skip
+        stages = (Stage(start=0, stop=34, replicas=(replica,)),)
+        plan = Plan(model="llama-3-8b", num_units=34, global_batch=16, stages=stages)
+        return Job.model_validate(wanted), plan
+
+    def not_runnable(self) -> tuple[Job, Plan]:
+        return tiny_jobs()[0], one_replica()
+
+
 class _Profiler(ProfilerContract):
     profiler: str
 

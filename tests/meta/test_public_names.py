@@ -18,9 +18,9 @@ def own_names(module: object) -> list[str]:
 
 def test_names_of_the_root() -> None:
     assert sorted(sailor.__all__) == [
-        "Estimate", "InputError", "Job", "Limits", "Plan", "PluginError", "Problem", "Result",
-        "SailorError", "build_problem", "hookimpl", "load_job", "load_plan", "optimize", "pareto",
-        "simulate", "simulate_events",
+        "Estimate", "InputError", "Job", "Limits", "Plan", "PluginError", "Problem",
+        "ProfileStore", "Result", "SailorError", "build_problem", "hookimpl", "load_job",
+        "load_plan", "optimize", "pareto", "simulate", "simulate_events",
     ]  # fmt: skip
     for name in sailor.__all__:
         assert getattr(sailor, name) is not None

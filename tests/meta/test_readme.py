@@ -40,7 +40,8 @@ def test_the_shown_job_is_the_example(tmp_path: Path) -> None:
 
 def test_the_shown_plan_is_what_the_command_prints() -> None:
     done = subprocess.run(
-        [Path(sys.executable).with_name("sailor"), "plan", JOB],
+        # What `auto` finds beyond the first planner depends on the machine's speed.
+        [Path(sys.executable).with_name("sailor"), "plan", JOB, "--planner", "dynamic"],
         cwd=ROOT, env={**os.environ, "COLUMNS": "100"},
         capture_output=True, text=True, timeout=100, check=True,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -114,7 +115,7 @@ def result(**changes: object) -> Result:
 
 EXPECTED = f"""\
 j: feasible, a plan, not proven to be the best
-  min_cost by p, cost model sailor; searched 1.50 s, 12,345 plans, within 5.26% of the bound
+  min_cost by p, cost model sailor; searched 1.50 s, 12,345 plans, gap to the bound 5.26%
 
   2.000 s/iteration   0.5000 it/s   11.00 samples/s   1408 tokens/s
   0.04000 USD/iteration   54.00 USD/h
@@ -190,6 +191,54 @@ def test_an_estimate_as_text_has_memory_by_part_and_violations() -> None:
         "j: this plan can't be run (cost model sailor)\n\nViolations\n  - too mu"
     )
     assert "  - too dear\n" in text
+
+
+def test_both_figures_of_a_plan_are_shown_and_what_is_left_and_decided() -> None:
+    event = ESTIMATE.model_copy(
+        update={"fidelity": "event",
+                "time": ESTIMATE.time.model_copy(update={"total_s": 2.125})}
+    )  # fmt: skip
+    told = result(
+        event=event, unused=("A100 on_demand in z-1: 1 of 9 GPUs",),
+        stop_reason="the time limit of 3 s",
+        plan=PLAN.model_copy(update={"recompute": "full", "zero": 1}),
+    )  # fmt: skip
+    text = result_text(told)
+    assert "%; stopped: the time limit of 3 s\n" in text
+    assert "\n  with every operation simulated: 2.125 s/iteration, 0.04000 USD/iteration\n" in text
+    assert "1 x 3 microbatches of 2; recompute full, zero 1\n" in text
+    assert "Left unused\n  - A100 on_demand in z-1: 1 of 9 GPUs\n" in text
+
+
+def test_what_would_help_is_shown_below_why() -> None:
+    bare = result(
+        status=Status.NO_PLAN, plan=None, estimate=None, objective_value=None, bound=None,
+        gap=None, reasons=("x and y are in conflict",), excluded=(), rules=(), evaluations=0,
+        relaxations=("x 0.40 -> 0.47", "y 2 -> 1.8"),
+    )  # fmt: skip
+    assert result_text(bare).endswith(
+        "Why\n  - x and y are in conflict\n\n"
+        "Any one of these would help\n  - x 0.40 -> 0.47\n  - y 2 -> 1.8\n"
+    )
+
+
+def test_an_interleaved_plan_has_a_line_a_worker_with_its_chunks() -> None:
+    ones = [replica("A100", "z-1", 1, 4) for _ in range(2)]
+    cuts = (0, 2, 3, 4, 6)
+    plan = Plan(
+        model="m", num_units=6, global_batch=8, schedule="interleaved", vpp=2,
+        stages=tuple(
+            Stage(start=a, stop=b, replicas=(ones[n % 2],))
+            for n, (a, b) in enumerate(pairwise(cuts))
+        ),
+    )  # fmt: skip
+    memory = tuple(worker(stage, (0,), "A100", 1, 10 * GIB) for stage in (0, 1))
+    text = estimate_text("j", plan, ESTIMATE.model_copy(update={"memory": memory}))
+    assert "pp 2, dp 1, 2 GPUs of 12 rented" in text
+    assert "; interleaved, 2 chunks a stage\n" in text
+    rows = text.split("Stages (seconds of one microbatch)\n")[1].split("\n\n")[0].split("\n")
+    assert rows[1].split("1 x")[0].split() == ["0", "emb", "+", "1,", "3"]
+    assert rows[2].split("1 x")[0].split() == ["1", "2,", "4", "+", "head"]
 
 
 def test_a_batch_that_is_off_says_by_how_much() -> None:
