@@ -11,11 +11,13 @@ import pytest
 
 from sailor.errors import InputError
 from sailor.interfaces import LaunchSpec
+from sailor.model.arch import ModelSpec
 from sailor.model.job import Job
 from sailor.model.plan import Plan, Replica, Stage
 from sailor.registry import Registry
 from sailor.testing import tiny_jobs
 from sailor_megatron.backend import MegatronBackend
+from sailor_megatron.run_folder import model_of
 
 A100 = Replica(
     gpu="A100-40GB", node_type="a2-highgpu-4g", zone="us-central1-a",
@@ -26,12 +28,12 @@ V100 = A100.model_copy(
 )
 
 
-def job(model: str = "opt-350m", precision: str = "fp16") -> Job:
+def job(model: str = "opt-350m", precision: str = "fp16", **training: object) -> Job:
     return Job.model_validate(
         {
             "name": "test",
             "model": model,
-            "training": {"global_batch": 64, "precision": precision},
+            "training": {"global_batch": 64, "precision": precision, **training},
             "pool": [{"zone": "us-central1-a", "node_type": "a2-highgpu-4g", "count": 2}],
         }
     )
@@ -141,6 +143,119 @@ def test_layer_splits(cuts: tuple[int, ...], wanted: list[str]) -> None:
     command = MegatronBackend().render(job(), plan(*stages)).commands[0]
     ours = ("--decoder-", "--pipeline-model-parallel-layout")
     assert [part for part in command if part.startswith(ours)] == wanted
+
+
+def chunked(*cuts: int) -> Plan:
+    """Return an interleaved plan of two ranks with two chunks each."""
+    stages = [
+        {"start": a, "stop": b, "replicas": [A100.model_dump()] * 2} for a, b in pairwise(cuts)
+    ]
+    return Plan.model_validate(
+        {
+            "model": "opt-350m", "num_units": cuts[-1], "global_batch": 64, "stages": stages,
+            "schedule": "interleaved", "vpp": 2,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cuts", "wanted"),
+    [
+        ((0, 7, 13, 19, 26), ["--num-virtual-stages-per-pipeline-rank=2"]),  # 6 blocks each
+        (
+            (0, 6, 13, 20, 26),  # 5, 7, 7, 5
+            ["--pipeline-model-parallel-layout=Et*5|t*7|t*7|t*5L"],
+        ),
+    ],
+)
+def test_chunks_of_an_interleaved_pipeline(cuts: tuple[int, ...], wanted: list[str]) -> None:
+    spec = MegatronBackend().render(job(), chunked(*cuts))
+    ours = ("--num-virtual", "--decoder-", "--pipeline-model-parallel-layout")
+    assert [part for part in spec.commands[0] if part.startswith(ours)] == wanted
+    assert "--pipeline-model-parallel-size=2" in spec.commands[0]
+    hosts = json.loads(spec.files["hosts.json"])  # a chunk lies where its rank's first one does
+    assert [host["num_ranks"] for host in hosts] == [4, 4]
+
+
+def options(wanted: Job, given: Plan) -> list[str]:
+    """Return what is rendered behind the batch sizes."""
+    command = list(MegatronBackend().render(wanted, given).commands[0])
+    return command[command.index("--global-batch-size=64") + 1 :]
+
+
+def test_what_is_split_or_computed_again() -> None:
+    one = plan((0, 26, [A100] * 2))
+    assert options(job(), one) == ["--optimizer=adam", "--fp16"]
+    wanted = job(
+        zero=1, recompute="full", sequence_parallel=True, dropout=False, optimizer="sgd", fp8=True
+    )
+    assert options(wanted, one) == [
+        "--optimizer=sgd", "--fp16", "--fp8-format=hybrid",
+        "--hidden-dropout=0.0", "--attention-dropout=0.0",
+        "--use-distributed-optimizer", "--sequence-parallel",
+        "--recompute-granularity=full", "--recompute-method=uniform", "--recompute-num-layers=1",
+    ]  # fmt: skip
+    assert options(job(recompute="selective"), one) == [
+        "--optimizer=adam", "--fp16", "--recompute-granularity=selective",
+    ]  # fmt: skip
+
+
+def test_the_plan_decides_before_the_job() -> None:
+    given = plan((0, 26, [A100] * 2)).model_copy(update={"zero": 0, "recompute": "none"})
+    assert options(job(zero=1, recompute="full"), given) == ["--optimizer=adam", "--fp16"]
+
+
+def test_sequence_parallel_needs_tensor_parallel_ranks() -> None:
+    one = A100.model_copy(update={"tp": 1})
+    assert "--sequence-parallel" not in options(
+        job(sequence_parallel=True), plan((0, 26, [one] * 2))
+    )
+
+
+def test_context_parallel_ranks_lie_on_the_replicas_node() -> None:
+    """tp 2 x cp 2 fills a node of 4 GPUs: two replicas, two hosts."""
+    given = plan((0, 26, [A100] * 2)).model_copy(update={"cp": 2})
+    spec = MegatronBackend().render(job(cp=2), given)
+    assert "--context-parallel-size=2" in spec.commands[0]
+    assert [host["num_ranks"] for host in json.loads(spec.files["hosts.json"])] == [4, 4]
+    wide = plan((0, 26, [A100] * 2)).model_copy(update={"cp": 4})
+    assert MegatronBackend().unsupported(job(cp=4), wide) == (
+        "tp 2 times cp 4 is more than the 4 GPUs of one node a2-highgpu-4g",
+    )
+
+
+def test_experts() -> None:
+    wanted = job("llama-3-8b", "bf16", ep=2, sequence_parallel=True)
+    dense = model_of(wanted)
+    experts = {"num_experts": 8, "top_k": 2, "ffn": 4096, "shared_ffn": 1024, "dense_blocks": 2}
+    spec = ModelSpec.model_validate({**dense.model_dump(), "name": "moe", "experts": experts})
+    command = (
+        MegatronBackend()
+        .render(wanted.model_copy(update={"model": spec}), plan((0, 34, [A100] * 2), model="moe"))
+        .commands[0]
+    )
+    assert {
+        "--num-experts=8", "--moe-router-topk=2", "--moe-ffn-hidden-size=4096",
+        "--moe-shared-expert-intermediate-size=1024", "--moe-layer-freq=([0]*2+[1]*30)",
+        "--expert-model-parallel-size=2",
+    } <= set(command)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("training", "changed", "reason"),
+    [
+        ({}, {"schedule": "gpipe"}, "its schedule is gpipe"),
+        ({}, {"zero": 3}, "it has zero 3, and Megatron-LM's distributed optimizer"),
+        ({"zero": 1, "zero_group": 2}, {}, "it shares optimizer states in groups"),
+        ({}, {"recompute": "operators"}, "it recomputes every other matrix product"),
+    ],
+)
+def test_what_has_no_argument_is_refused(
+    training: dict[str, object], changed: dict[str, object], reason: str
+) -> None:
+    given = plan((0, 26, [A100] * 2)).model_copy(update=changed)
+    (found,) = MegatronBackend().unsupported(job(**training), given)  # type: ignore[arg-type]
+    assert found.startswith(reason)
 
 
 def test_unlike_tp_is_refused() -> None:

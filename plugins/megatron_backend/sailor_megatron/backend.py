@@ -1,23 +1,28 @@
-"""The backend: says why a plan can't be run with Megatron-LM, or renders how to run it."""
+"""The backend `megatron`: says why Megatron-LM can't run a plan, or renders how to run it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from sailor.errors import InputError
 from sailor.interfaces import LaunchSpec
-from sailor.model.arch import ModelSpec
-from sailor.model.catalog import Catalog
-from sailor.model.huggingface import read_config
-from sailor.model.job import HuggingFaceModel, Job
+from sailor.model.job import Job
 from sailor.model.plan import Plan
-from sailor.model.presets import preset
 from sailor_megatron import arguments
-from sailor_megatron.hosts import Host, pack, spread_reasons
+from sailor_megatron.hosts import spread_reasons
+from sailor_megatron.run_folder import model_of
+from sailor_megatron.uniform_plans import (
+    first_reasons,
+    gpus_of_nodes,
+    hosts_of,
+    shape_reasons,
+    torchrun,
+    uniformity_reasons,
+)
 
-MASTER_PORT = 29500  # torchrun's own default, written out so that a firewall rule can name it
+TRAINER = "Megatron-LM"
 ENTRY_SCRIPT = "pretrain_gpt.py"
 
 # Megatron-LM wants one hardware queue for tensor-parallel overlap on GPUs before Blackwell.
@@ -31,11 +36,16 @@ class MegatronBackend:
 
     def unsupported(self, job: Job, plan: Plan) -> Sequence[str]:
         """Return why Megatron-LM can't run the plan as it is; empty means it can."""
-        spec = _spec(job)
-        reasons = [*_shape_reasons(spec, plan), *_uniformity_reasons(plan)]
-        if reasons:
-            return tuple(reasons)
-        return tuple(spread_reasons(plan, _hosts(job, plan), _gpus_of_nodes(job, plan)))
+        return first_reasons(
+            lambda: (
+                *shape_reasons(model_of(job), plan),
+                *uniformity_reasons(
+                    plan, TRAINER, "--tensor-model-parallel-size", "--micro-batch-size"
+                ),
+                *_option_reasons(job, plan),
+            ),
+            lambda: spread_reasons(plan, hosts_of(job, plan), gpus_of_nodes(job, plan), TRAINER),
+        )
 
     def render(self, job: Job, plan: Plan) -> LaunchSpec:
         """Return files, one torchrun command a host, and the environment of all of them.
@@ -49,87 +59,37 @@ class MegatronBackend:
             raise InputError(
                 f"the plan can't be run with Megatron-LM: {'; '.join(reasons)}", where=job.name
             )
-        hosts = _hosts(job, plan)
+        hosts = hosts_of(job, plan)
         training = [
             ENTRY_SCRIPT,
-            *arguments.of_model(_spec(job)),
+            *arguments.of_model(model_of(job)),
             *arguments.of_plan(plan),
-            *arguments.of_training(job.training),
+            *arguments.of_training(job.training, plan),
         ]
         return LaunchSpec(
             files={
                 "plan.json": plan.model_dump_json(indent=2) + "\n",
                 "hosts.json": json.dumps([asdict(host) for host in hosts], indent=2) + "\n",
             },
-            commands=tuple((*_torchrun(host, len(hosts)), *training) for host in hosts),
+            commands=tuple((*torchrun(host, len(hosts)), *training) for host in hosts),
             env=dict(ENVIRONMENT),
         )
 
 
-def _torchrun(host: Host, num_hosts: int) -> Sequence[str]:
-    return (
-        "torchrun",
-        f"--nnodes={num_hosts}",
-        f"--node-rank={host.node_rank}",
-        f"--nproc-per-node={host.num_ranks}",
-        f"--master-port={MASTER_PORT}",
-    )
-
-
-def _spec(job: Job) -> ModelSpec:
-    if isinstance(job.model, ModelSpec):
-        return job.model
-    if isinstance(job.model, HuggingFaceModel):
-        return read_config(job.model.huggingface, job.model.seq_len)
-    return preset(job.model, where=f"{job.name}: model")
-
-
-def _gpus_of_nodes(job: Job, plan: Plan) -> dict[str, int]:
-    catalog = Catalog.builtin().with_additions(job.catalog)
-    names = {replica.node_type for stage in plan.stages for replica in stage.replicas}
-    return {name: catalog.node(name, where="plan").num_gpus for name in sorted(names)}
-
-
-def _hosts(job: Job, plan: Plan) -> Sequence[Host]:
-    return pack(plan, _gpus_of_nodes(job, plan))
-
-
-def _shape_reasons(spec: ModelSpec, plan: Plan) -> Sequence[str]:
-    if plan.num_units != spec.num_units:
-        return (
-            f"it is a plan of {plan.num_units} units, and {spec.name} has {spec.num_units} "
-            f"({spec.num_layers} blocks, embedding, head)",
+def _option_reasons(job: Job, plan: Plan) -> Iterator[str]:
+    """Yield what the plan or job asks for that Megatron-LM's arguments don't say."""
+    training = job.training
+    if plan.schedule == "gpipe":
+        yield "its schedule is gpipe, and Megatron-LM has 1F1B and the interleaved one"
+    zero = arguments.zero_of(training, plan)
+    if zero > 1:
+        yield (
+            f"it has zero {zero}, and Megatron-LM's distributed optimizer shares out optimizer "
+            "states only (zero 1)"
         )
-    reasons = []
-    for tp in sorted({replica.tp for stage in plan.stages for replica in stage.replicas}):
-        if not spec.allows_tp(tp):
-            reasons.append(
-                f"tp {tp} does not divide the {spec.num_heads} heads and {spec.num_kv_heads} "
-                f"key-value heads of {spec.name}"
-            )
-        elif spec.ffn % tp:
-            reasons.append(f"tp {tp} does not divide ffn {spec.ffn} of {spec.name}")
-    return reasons
-
-
-def _uniformity_reasons(plan: Plan) -> Sequence[str]:
-    replicas = [replica for stage in plan.stages for replica in stage.replicas]
-    wanted = (
-        ("tp", {replica.tp for replica in replicas}, "--tensor-model-parallel-size"),
-        ("microbatch", {replica.microbatch for replica in replicas}, "--micro-batch-size"),
-        (
-            "num_microbatches",
-            {replica.num_microbatches for replica in replicas},
-            "number of microbatches, the same for every pipeline",
-        ),
-    )
-    return [
-        f"its replicas have {field} {_listed(values)}, and Megatron-LM has one {option}"
-        for field, values, option in wanted
-        if len(values) > 1
-    ]
-
-
-def _listed(values: set[int]) -> str:
-    *head, last = [str(value) for value in sorted(values)]
-    return f"{', '.join(head)} and {last}"
+    if zero and training.zero_group is not None:
+        yield "it shares optimizer states in groups of replicas (zero_group), which isn't rendered"
+    if arguments.recompute_of(training, plan) == "operators":
+        yield "it recomputes every other matrix product, which Megatron-LM does not do"
+    if training.ep > 1 and model_of(job).experts is None:
+        yield f"it spreads experts (ep {training.ep}), and {model_of(job).name} has none"

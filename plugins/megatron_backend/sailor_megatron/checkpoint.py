@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,11 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from sailor_megatron.checkpoint_format import (
-    JsonIndexReader,
-    JsonIndexWriter,
-    check_same_model,
-    read_index,
-)
+from sailor_megatron.checkpoint_facts import check_same_model, facts_of, read_index
+from sailor_megatron.checkpoint_format import JsonIndexReader, JsonIndexWriter
 from sailor_megatron.engine import Engine
 from sailor_megatron.layout import Shard
+from sailor_megatron.position import Position
 
 PARAMETER = "parameter"
 
@@ -126,12 +124,8 @@ class Checkpoints:
             draft.mkdir(parents=True)
         dist.barrier(group=self._group)
         facts = {
-            "model": engine.layout.spec.model_dump(mode="json"),
-            "optimizer": engine.options.optimizer,
-            "iteration": engine.iteration,
-            "next_sample": engine.next_sample,
-            "num_updates": engine.num_updates,
-            "loss_scale": engine.loss_scale.value,
+            **facts_of(engine.layout.spec, engine.options),
+            **asdict(engine.position),
         }
         self._saving = self._thread.submit(
             self._write, self._written(), JsonIndexWriter(draft, facts), draft, target
@@ -178,11 +172,8 @@ class Checkpoints:
         }
         load({}, storage_reader=JsonIndexReader(folder, index), planner=_LoadPlanner(wanted))
         engine.params.refresh_compute()
-        engine.optimizer.load_moments(moments, index["num_updates"])
-        engine.iteration = index["iteration"]
-        engine.next_sample = index["next_sample"]
-        engine.num_updates = index["num_updates"]
-        engine.loss_scale.value = index["loss_scale"]
+        engine.position = Position(**{field.name: index[field.name] for field in fields(Position)})
+        engine.optimizer.load_moments(moments, engine.num_updates)
 
     def _written(self) -> dict[str, Any]:
         """Return what this rank writes: the pieces of the sync groups that it leads."""

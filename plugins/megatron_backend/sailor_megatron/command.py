@@ -12,8 +12,6 @@ import click
 if TYPE_CHECKING:
     from sailor.model.estimate import Estimate
     from sailor.model.job import Job
-    from sailor.model.plan import Plan
-    from sailor_megatron.metrics import StepMetrics
     from sailor_megatron.run_folder import RunSpec
 
 
@@ -70,7 +68,15 @@ if TYPE_CHECKING:
     default=0.0,
     show_default=True,
     metavar="P",
-    help="Probability of dropout.",
+    help="Probability of dropout, after the embedding and on a block's outputs.",
+)
+@click.option(
+    "--attention-dropout",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    metavar="P",
+    help="Probability of dropout, of attention's weights.",
 )
 @click.option(
     "--precision",
@@ -79,6 +85,13 @@ if TYPE_CHECKING:
 )
 @click.option("--recompute", is_flag=True, help="Keep no activations inside of blocks.")
 @click.option("--zero1", is_flag=True, help="Split optimizer states over like ranks (ZeRO-1).")
+@click.option(
+    "--stages",
+    type=click.Choice(("torch", "megatron", "auto")),
+    default="torch",
+    show_default=True,
+    help="Whose transformer layers; auto: megatron-core's where it is installed and can.",
+)
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
@@ -94,10 +107,35 @@ if TYPE_CHECKING:
     help="Go on from a checkpoint, saved under any plan of this model.",
 )
 @click.option(
+    "--init-from",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Start from the weights in a Hugging Face folder (config.json, *.safetensors).",
+)
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="After the last step write the weights to a new Hugging Face folder.",
+)
+@click.option(
     "--save-every",
     type=click.IntRange(1),
     metavar="N",
     help="Save a checkpoint every N iterations.",
+)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Time stages, units and links, and write DIR/profile.json; see compare-run.",
+)
+@click.option("--tensorboard", is_flag=True, help="Write event files to DIR/tensorboard too.")
+@click.option(
+    "--device",
+    type=click.Choice(("auto", "cpu", "cuda")),
+    default="auto",
+    show_default=True,
+    help="auto: a GPU for each worker where this machine has so many, else the CPU.",
 )
 @click.option(
     "--port",
@@ -113,16 +151,18 @@ if TYPE_CHECKING:
 def train(session: Any, /, job: str, plan: str, **options: Any) -> None:
     """Train a job by a plan: on this machine, one process a GPU of the plan.
 
-    PLAN is a plan, or a result that holds one. Where this machine has a GPU for every worker they
-    compute there (NCCL), else on the CPU (gloo). Exit code 6: the run could not be started, or a
-    worker died.
+    PLAN is a plan, or a result that holds one. Workers compute on GPUs over NCCL, or on the CPU
+    over gloo. Each line has the iteration's seconds and the
+    fullest worker's memory beside what was predicted. Exit code 6: the run could not be started,
+    or a worker died.
     """
     # Imported here: the group is built for every `sailor --help`.
     import sailor
     from sailor.errors import PluginError
+    from sailor_megatron.run_request import run_spec
 
     loaded, given = sailor.load_job(job), sailor.load_plan(plan)
-    run = _run_spec(loaded, given, options)
+    run = run_spec(loaded, given, options)
     started = datetime.now(tz=UTC).strftime("%Y%m%d-%H%M%S")
     out = options["out"]
     folder = Path("runs", f"{loaded.name}-{started}") if out is None else Path(out)
@@ -140,37 +180,6 @@ def train(session: Any, /, job: str, plan: str, **options: Any) -> None:
     _launch(session, loaded, run, folder, options["port"])
 
 
-def _run_spec(job: Job, plan: Plan, options: dict[str, Any]) -> RunSpec:
-    from sailor_megatron.layout import PlanLayout
-    from sailor_megatron.options import RunOptions
-    from sailor_megatron.run_folder import RunSpec, model_of
-
-    spec = model_of(job)
-    PlanLayout(spec, plan)  # refuses a plan of another shape
-    chosen = RunOptions(
-        precision=options["precision"] or job.training.precision,
-        optimizer=job.training.optimizer,
-        learning_rate=options["learning_rate"],
-        warmup_steps=options["warmup_steps"],
-        clip_norm=options["clip_norm"] or None,
-        recompute=options["recompute"],
-        zero1=options["zero1"],
-        dropout=options["dropout"],
-        activation="relu" if spec.name.lower().startswith("opt") else "gelu",
-        seed=options["seed"],
-    )
-    text, load = options["text"], options["load"]
-    return RunSpec(
-        spec=spec,
-        plan=plan,
-        options=chosen,
-        steps=options["steps"],
-        text=None if text is None else str(text.absolute()),
-        load=None if load is None else str(load.absolute()),
-        save_every=options["save_every"],
-    )
-
-
 def _show_launch(job: Job, run: RunSpec, folder: Path) -> None:
     from sailor_megatron.render_run import render
 
@@ -179,80 +188,63 @@ def _show_launch(job: Job, run: RunSpec, folder: Path) -> None:
     for name, text in launch.files.items():
         click.echo(f"cat > {shlex.quote(str(folder / name))} <<'END_OF_FILE'\n{text}END_OF_FILE")
     click.echo("# Then run command i on host i, with PET_MASTER_ADDR set to the address of host 0.")
+    environment = [f"{name}={shlex.quote(value)}" for name, value in launch.env.items()]
     for command in launch.commands:
-        click.echo(shlex.join(command))
+        click.echo(" ".join([*environment, shlex.join(command)]))
 
 
 def _launch(session: Any, job: Job, run: RunSpec, folder: Path, port: int) -> None:
-    from sailor.errors import PluginError
-    from sailor_megatron.launcher import LocalRun, check_machine, write_run
-    from sailor_megatron.text_data import BYTE_VALUES, TextSamples, read_text
+    from sailor.model.files import write_atomic
+    from sailor_megatron.launcher import LocalRun, write_run
+    from sailor_megatron.machine import check_machine
+    from sailor_megatron.models.factory import chosen_stages
+    from sailor_megatron.progress import ProgressLines
+    from sailor_megatron.run_folder import JOB_FILE
+    from sailor_megatron.run_request import check_inputs
 
-    if run.spec.vocab < BYTE_VALUES:
-        raise PluginError(
-            f"the text's tokens are bytes, and the model has only {run.spec.vocab} words",
-            where=f"{job.name}: model.vocab",
-            hint="give the model 256 words or more",
-        )
-    text, where = read_text(run.text)
-    TextSamples(text, run.spec.seq_len, run.options.seed, where=where)
-    if run.load is not None:
-        from sailor_megatron.checkpoint_format import check_same_model, read_index
-
-        load = Path(run.load)
-        check_same_model(read_index(load), run.spec, run.options.optimizer, load)
-    check_machine(run.spec, run.plan, run.options)
-    predicted = _predicted(session, job, run.plan)
+    where = check_inputs(job, run)
+    check_machine(run.spec, run.plan, run.options, run.device)
+    predicted = _predicted(session, job, run)
     local = LocalRun(folder, run, port)
     write_run(folder, run)
+    write_atomic(folder / JOB_FILE, job.model_dump_json(indent=1) + "\n")
+    kind, _ = chosen_stages(run.spec, run.plan, run.options)
     degrees = " | ".join(
-        " + ".join(str(replica.tp) for replica in stage.replicas) for stage in run.plan.stages
+        " + ".join(str(replica.tp) for replica in stage.replicas) for stage in run.plan.ranks
     )
     click.echo(
         f"{job.name}: {run.plan.num_gpus} workers, tp by stage and replica {degrees}; "
-        f"{run.plan.samples} samples of {run.spec.seq_len} tokens an iteration; {where}; "
-        f"logs in {folder}"
+        f"{run.plan.samples} samples of {run.spec.seq_len} tokens an iteration; "
+        f"{kind} stages; {where}; logs in {folder}"
     )
-    progress = _ProgressLines(predicted)
+    progress = ProgressLines(folder, predicted)
     local.run(progress.add)
     progress.end()
+    if run.measure:
+        _write_profile(run, folder)
 
 
-def _predicted(session: Any, job: Job, plan: Plan) -> Estimate | None:
+def _predicted(session: Any, job: Job, run: RunSpec) -> Estimate | None:
     """Return the simulator's estimate, or say why there is none."""
     import sailor
+    from sailor_megatron.compare import as_run
 
     try:
-        return sailor.simulate(job, plan, registry=session.registry() if session else None)
+        return sailor.simulate(
+            as_run(job, run.options), run.plan, registry=session.registry() if session else None
+        )
     except sailor.SailorError as error:
         click.echo(f"sailor: no prediction to compare with: {error}", err=True)
         return None
 
 
-class _ProgressLines:
-    """One line a step, and a summary."""
+def _write_profile(run: RunSpec, folder: Path) -> None:
+    from sailor_megatron.own_profile import write_profile
+    from sailor_megatron.run_folder import PROFILE_FILE
 
-    def __init__(self, predicted: Estimate | None) -> None:
-        self._predicted = predicted
-        self._seconds: list[float] = []
-
-    def add(self, metrics: StepMetrics) -> None:
-        self._seconds.append(metrics.iteration_s)
-        line = (
-            f"step {metrics.step:>5}  loss {metrics.loss:8.4f}  norm {metrics.gradient_norm:8.3f}"
-            f"  {metrics.tokens_per_s:9.0f} tokens/s  {metrics.iteration_s:8.4f} s"
-        )
-        if self._predicted is not None:
-            line += f" (predicted {self._predicted.iteration_s:.4f} s)"
-        click.echo(line + ("  skipped: overflow" if metrics.skipped else ""))
-
-    def end(self) -> None:
-        if not self._seconds:
-            return
-        ordered = sorted(self._seconds)
-        median = ordered[len(ordered) // 2]
-        line = f"done: median {median:.4f} s an iteration"
-        if self._predicted is not None:
-            ratio = median / self._predicted.iteration_s
-            line += f", {ratio:.2f} times the predicted {self._predicted.iteration_s:.4f} s"
-        click.echo(line)
+    store = write_profile(folder, run)
+    click.echo(
+        f"{len(store.profiles)} layer profiles, {len(store.footprints)} footprints and "
+        f"{len(store.links)} links written to {folder / PROFILE_FILE}; next: sailor compare-run "
+        f"{folder}"
+    )

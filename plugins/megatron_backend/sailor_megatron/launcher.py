@@ -11,14 +11,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock
+
 from sailor.errors import PluginError
-from sailor.model.arch import ModelSpec
 from sailor.model.files import write_atomic
-from sailor.model.plan import Plan
 from sailor_megatron.layout import PlanLayout
+from sailor_megatron.machine import Device
 from sailor_megatron.metrics import MetricsReader, StepMetrics
-from sailor_megatron.options import RunOptions
-from sailor_megatron.run_folder import METRICS_FILE, RUN_FILE, RunSpec, log_file
+from sailor_megatron.run_folder import (
+    JOINS_VARIABLE,
+    LOCK_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    RunSpec,
+    change_file,
+    log_file,
+    plan_after,
+)
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -26,51 +35,11 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 SETTLE_S = 0.5  # after the first death: others that die of it are not the cause
 EXIT_LOST_PEER = 7
-MAX_WORKERS_PER_CORE = 8
-WORKER_BYTES = 400 * 2**20  # of a process with torch, before the model
 
 
-def check_machine(spec: ModelSpec, plan: Plan, options: RunOptions) -> None:
-    """Refuse a plan that this machine can't hold."""
-    cores = os.cpu_count() or 1
-    workers = plan.num_gpus
-    if workers > cores * MAX_WORKERS_PER_CORE:
-        raise PluginError(
-            f"the plan has {workers} workers and this machine {cores} cores; at most "
-            f"{MAX_WORKERS_PER_CORE} a core are started on one machine",
-            where="plan",
-            hint="use --render-only for the commands of several hosts",
-        )
-    word = 8 if options.precision == "fp64" else 4
-    states = 4 if options.optimizer == "adam" else 2  # parameter, gradient, two moments
-    layout = PlanLayout(spec, plan)
-    elements = sum(
-        (shard.hi - shard.lo) * layout.tensors[shard.name].row_elements
-        for worker in layout.workers
-        for shard in layout.shards(worker.rank)
-    )
-    needed = workers * WORKER_BYTES + elements * word * states
-    free = _available_bytes()
-    if free is not None and needed > free:
-        raise PluginError(
-            f"the plan's workers need about {needed / 2**30:.1f} GiB before any activation, and "
-            f"this machine has {free / 2**30:.1f} GiB free",
-            where="plan",
-            hint="use --render-only for the commands of several hosts, or a smaller model",
-        )
-
-
-def _available_bytes() -> int | None:
-    """Return the memory that can be had, where the system says."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    return None
+def device_environment(device: Device) -> dict[str, str]:
+    """Return what tells workers where to compute; nothing where they choose themselves."""
+    return {} if device == "auto" else {"SAILOR_DEVICE": device}
 
 
 def host_store(port: int) -> TCPStore:
@@ -110,7 +79,9 @@ class LocalRun:
 
     def __init__(self, folder: Path, run: RunSpec, port: int = 0) -> None:
         self._folder = folder
+        self._run, self._changes = run, 0
         self._layout = PlanLayout(run.spec, run.plan)
+        self._device = run.device
         self._store = host_store(port)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._metrics = MetricsReader(folder / METRICS_FILE)
@@ -123,11 +94,14 @@ class LocalRun:
 
     def run(self, on_step: Callable[[StepMetrics], None]) -> None:
         """Start the workers and wait for all of them; the first death ends the run."""
+        lock = FileLock(self._folder / LOCK_FILE, timeout=0)
         try:
+            lock.acquire()
             for worker in self._layout.workers:
                 self._processes.append(self._start(worker.rank))
             while any(process.poll() is None for process in self._processes):
                 self._report(on_step)
+                self._follow_changes()
                 if any(process.returncode for process in self._processes):
                     time.sleep(SETTLE_S)
                     break
@@ -136,16 +110,37 @@ class LocalRun:
             for process in self._processes:
                 process.poll()
         finally:
+            lock.release()
             codes = [process.returncode for process in self._processes]
             self._end()
         self._judge(codes)
+
+    def _follow_changes(self) -> None:
+        """Start the workers that the run's next plan has more, once those it had no more ended."""
+        beyond = self._processes[len(self._layout.workers) :]
+        path = change_file(self._folder, self._changes + 1)
+        if not path.exists() or any(process.poll() is None for process in beyond):
+            return
+        self._changes += 1
+        before = len(self._layout.workers)
+        self._layout = PlanLayout(
+            self._run.spec, plan_after(self._folder, self._run, self._changes)
+        )
+        for worker in self._layout.workers[before:]:
+            process = self._start(worker.rank, joins=self._changes)
+            if worker.rank == len(self._processes):
+                self._processes.append(process)
+                continue
+            ended, self._processes[worker.rank] = self._processes[worker.rank], process
+            if ended.stdin is not None:
+                ended.stdin.close()
 
     def _report(self, on_step: Callable[[StepMetrics], None]) -> None:
         for metrics in self._metrics.new():
             self._last_step = metrics.step
             on_step(metrics)
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
+    def _start(self, rank: int, *, joins: int = 0) -> subprocess.Popen[bytes]:
         world = str(len(self._layout.workers))
         environment = {
             **os.environ,
@@ -157,11 +152,13 @@ class LocalRun:
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "SAILOR_WATCH_STDIN": "1",
+            JOINS_VARIABLE: str(joins),
+            **device_environment(self._device),
         }
         environment.setdefault(
             "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(self._layout.workers)))
         )
-        with log_file(self._folder, rank).open("wb") as output:
+        with log_file(self._folder, rank).open("ab") as output:
             return subprocess.Popen(
                 [sys.executable, "-m", "sailor_megatron.worker", str(self._folder)],
                 stdin=subprocess.PIPE,  # its end tells the worker that the launcher has gone
@@ -187,9 +184,10 @@ class LocalRun:
         rank = min(failed, key=lambda rank: (codes[rank] == EXIT_LOST_PEER, rank))
         log = log_file(self._folder, rank)
         after = f" after step {self._last_step}" if self._last_step else " before the first step"
+        workers = self._layout.workers
+        place = workers[rank].label() if rank < len(workers) else "not of the present plan"
         raise PluginError(
-            f"worker {rank} ({self._layout.workers[rank].label()}) "
-            f"{_ending(codes[rank] or 0)}{after}: {_last_line(log)}",
+            f"worker {rank} ({place}) {_ending(codes[rank] or 0)}{after}: {_last_line(log)}",
             where=str(log),
         )
 

@@ -16,6 +16,11 @@ from sailor_megatron.process_groups import gather_shares
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def moment_names(options: RunOptions) -> tuple[str, ...]:
+    """Return which states the optimizer keeps for each parameter."""
+    return MOMENTS if options.optimizer == "adam" else ()
+
+
 @dataclass(frozen=True)
 class _Segment:
     """A part of a flat buffer whose state this rank keeps: all of it, or its share of a group."""
@@ -46,7 +51,7 @@ class Optimizer:
         )
         self._moments: dict[str, list[Tensor]] = {
             name: [torch.zeros_like(segment.parameter) for segment in self._segments]
-            for name in (MOMENTS if options.optimizer == "adam" else ())
+            for name in moment_names(options)
         }
         self._steps = [
             torch.zeros((), dtype=torch.float32, device=params.master.device)

@@ -58,9 +58,12 @@ class PackedGroup:
 
 
 def packed_groups(
-    params: Parameters, sync: Sequence[SyncGroup], groups: ProcessGroups
+    params: Parameters, sync: Sequence[SyncGroup], groups: ProcessGroups, *, split: bool = False
 ) -> tuple[PackedGroup, ...]:
-    """Return the sync groups of this rank, in the order in which all ranks use them."""
+    """Return the sync groups of this rank, in the order in which all ranks use them.
+
+    `split` (sequence parallelism): gradients of whole tensors are those of a rank's positions.
+    """
     found = []
     for group, process_group in zip(sync, groups.sync, strict=True):
         if groups.rank not in group.ranks:
@@ -74,7 +77,7 @@ def packed_groups(
                 ranks=group.ranks,
                 rank=groups.rank,
                 group=process_group,
-                weight=1.0 / groups.tp_size if group.weighted else 1.0,
+                weight=1.0 / groups.tp_size if group.whole and not split else 1.0,
                 span=_span(pieces),
                 num_elements=total,
             )

@@ -142,10 +142,12 @@ def _adding_to(grad: Tensor) -> Callable[[Tensor], None]:
 
 
 def _in_flat_order(layout: PlanLayout, groups: Sequence[SyncGroup], rank: int) -> Sequence[Shard]:
-    """Return a rank's shards by the first sync group that they have a piece in."""
+    """Return a rank's shards by the first sync group that they (or `beside`) have a piece in."""
     first: dict[str, int] = {}
     for index, group in enumerate(groups):
         if rank in group.ranks:
             for atom in group.atoms:
                 first.setdefault(atom.name, index)
-    return sorted(layout.shards(rank), key=lambda shard: first[shard.name])
+    held = layout.shards(rank)
+    lead = {shard.name: layout.tensors[shard.name].beside or shard.name for shard in held}
+    return sorted(held, key=lambda shard: first[lead[shard.name]])

@@ -21,14 +21,25 @@ from sailor_megatron.sync_groups import SyncGroup
 
 # torch 2.13 renamed all_gather_into_tensor, and warns about the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes and how it talks."""
+    """Where a rank computes and how it talks.
+
+    `through_host`: activations travel by way of main memory. Ranks that share a GPU talk over
+    gloo, which can't send from one.
+    """
 
     backend: str  # "gloo" or "nccl"
     device: torch.device
+    through_host: bool = False
+
+    @property
+    def messages(self) -> torch.device:
+        """Return where a tensor must lie to be sent to one other rank: gloo sends from the CPU."""
+        return torch.device("cpu") if self.backend == "gloo" else self.device
 
 
 def choose_place(local_rank: int, local_world: int) -> Place:
@@ -47,7 +58,8 @@ class ProcessGroups:
     """The groups that one rank takes part in.
 
     `sync[i]` is None where the rank isn't in sync group i, or is alone in it. Activations and
-    their gradients have a group each, so that neither waits for the other on NCCL.
+    their gradients have a group each, and so have those that travel from the last pipeline rank
+    back to the first: on NCCL none waits for another.
     """
 
     place: Place
@@ -58,6 +70,9 @@ class ProcessGroups:
     sync: tuple[dist.ProcessGroup | None, ...]
     forward: dist.ProcessGroup
     backward: dist.ProcessGroup
+    forward_wrap: dist.ProcessGroup
+    backward_wrap: dist.ProcessGroup
+    alone: dist.ProcessGroup | None  # of this rank only, where build_groups was asked for it
 
 
 def join(store: Store, rank: int, world: int, place: Place, *, timeout_s: float = 600.0) -> None:
@@ -80,23 +95,29 @@ def leave() -> None:
 
 
 def build_groups(
-    layout: PlanLayout, sync: Sequence[SyncGroup], rank: int, place: Place
+    layout: PlanLayout, sync: Sequence[SyncGroup], rank: int, place: Place, *, alone: bool = False
 ) -> ProcessGroups:
-    """Make every group of a plan. All ranks call this: groups are made in one fixed order."""
+    """Make every group of a plan. All ranks call this: groups are made in one fixed order.
+
+    `alone`: each rank gets a group of its own too, as megatron-core wants one for everything.
+    """
     world = dist.group.WORLD
     if world is None:
         raise RuntimeError("join() comes before build_groups()")
     wanted = {ranks for ranks in layout.replica_ranks.values() if len(ranks) > 1}
     wanted |= {group.ranks for group in sync if len(group.ranks) > 1}
     everyone = tuple(range(len(layout.workers)))
+    if alone:
+        wanted |= {(index,) for index in everyone}
     made: dict[tuple[int, ...], dist.ProcessGroup] = {everyone: world}
     for ranks in sorted(wanted - {everyone}):
         group = dist.new_group(list(ranks))
         if rank in ranks:
             made[ranks] = group
-    forward = backward = world
+    travel = [world] * 4
     if place.backend == "nccl" and layout.plan.pp > 1:
-        forward, backward = dist.new_group(list(everyone)), dist.new_group(list(everyone))
+        travel = [dist.new_group(list(everyone)) for _ in range(4 if layout.plan.vpp > 1 else 2)]
+        travel = (travel * 2)[:4]
     worker = layout.workers[rank]
     mine = layout.replica_ranks[worker.stage, worker.replica]
     return ProcessGroups(
@@ -109,11 +130,26 @@ def build_groups(
             made[group.ranks] if rank in group.ranks and len(group.ranks) > 1 else None
             for group in sync
         ),
-        forward=forward,
-        backward=backward,
+        forward=travel[0],
+        backward=travel[1],
+        forward_wrap=travel[2],
+        backward_wrap=travel[3],
+        alone=made.get((rank,)),
     )
 
 
 def gather_shares(whole: Tensor, share: Tensor, group: dist.ProcessGroup) -> None:
     """Fill `whole` with the equal shares of all ranks of a group, in rank order."""
     _all_gather(whole, share, group=group)
+
+
+def reduce_shares(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+    """Fill `share` with this rank's equal share of the sum of `whole` over a group."""
+    if dist.get_backend(group) == "nccl":
+        _reduce_scatter(share, whole, group=group)
+        return
+    # gloo's own takes 16 times as long as its all-reduce (three processes, 1.5 MB).
+    total = whole.clone()
+    dist.all_reduce(total, group=group)
+    start = dist.get_rank(group) * share.shape[0]
+    share.copy_(total[start : start + share.shape[0]])

@@ -14,17 +14,24 @@ from sailor.model.huggingface import read_config
 from sailor.model.job import HuggingFaceModel, Job
 from sailor.model.plan import Plan
 from sailor.model.presets import preset
+from sailor_megatron.machine import Device
 from sailor_megatron.options import RunOptions
 
 RUN_FILE = "run.json"
+JOB_FILE = "job.json"
 METRICS_FILE = "metrics.csv"
-WORKERS_FILE = "workers.csv"
+PROFILE_FILE = "profile.json"
+JOINS_VARIABLE = "SAILOR_JOINS"  # tells a worker with which change of plan it comes
+LOCK_FILE = "running.lock"  # held by the launcher while the run goes on
 
 
 class RunSpec(Record):
     """Everything that a worker needs to know. `text` None: the text that ships with Python.
 
-    `load` is a checkpoint folder to go on from; `save_every` counts iterations.
+    `load` is a checkpoint folder to go on from; `init_from` a Hugging Face folder to take weights
+    from, `export` one to write them to after the last step. `save_every` counts iterations.
+    `measure` times stages, units and links; `tensorboard` writes event files beside the CSV.
+    `device` "auto": a GPU for each worker where the machine has so many, else the CPU.
     """
 
     schema_version: Literal[1] = 1
@@ -34,7 +41,12 @@ class RunSpec(Record):
     steps: int = Field(ge=1)
     text: str | None = None
     load: str | None = None
+    init_from: str | None = None
+    export: str | None = None
     save_every: int | None = Field(default=None, ge=1)
+    measure: bool = False
+    device: Device = "auto"
+    tensorboard: bool = False
 
 
 def read_run(folder: Path) -> RunSpec:
@@ -42,9 +54,24 @@ def read_run(folder: Path) -> RunSpec:
     return load_record(RunSpec, folder / RUN_FILE)
 
 
+def change_file(folder: Path, number: int) -> Path:
+    """Return where the plan is that a run follows after its `number`-th change."""
+    return folder / f"change-{number}.json"
+
+
+def plan_after(folder: Path, run: RunSpec, number: int) -> Plan:
+    """Return a run's plan after so many changes."""
+    return run.plan if number == 0 else load_record(Plan, change_file(folder, number))
+
+
 def log_file(folder: Path, rank: int) -> Path:
     """Return where a worker's output goes."""
     return folder / "logs" / f"worker-{rank}.log"
+
+
+def worker_file(folder: Path, rank: int) -> Path:
+    """Return where a worker writes what it has measured."""
+    return folder / "workers" / f"worker-{rank}.json"
 
 
 def checkpoint_folder(folder: Path) -> Path:

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sailor_megatron.layout import PlanLayout, Shard, TensorSpec, cuts
+from sailor_megatron.layout import PlanLayout, Shard, TensorSpec
 
 
 @dataclass(frozen=True)
 class SyncGroup:
     """Ranks that hold the same pieces, and the pieces in the order in which they are packed.
 
-    Each replica has one rank in the group, except for whole tensors where some replica has tp > 1
-    (`weighted`): then all its ranks, which hold equal gradients, add 1/tp of theirs. So a whole
-    tensor is summed once, and every holder gets the same bits.
+    Each replica has one rank in the group, with two exceptions. Ranks that share a key-value head
+    are all in it: each has the gradient of its own query heads. And whole tensors where some
+    replica has tp > 1 (`whole`): there all ranks hold equal gradients and add 1/tp of theirs, or,
+    under sequence parallelism, those of their own positions. So every tensor is summed once, and
+    all holders get the same bits.
     """
 
     ranks: tuple[int, ...]
-    weighted: bool
+    whole: bool
     atoms: tuple[Shard, ...]
 
 
@@ -28,9 +30,7 @@ def boundaries(layout: PlanLayout, tensor: TensorSpec) -> tuple[int, ...]:
     if tensor.dim is None:
         return (0, tensor.extent)
     degrees = {len(holder.ranks) for holder in layout.holders[tensor.name]}
-    return tuple(
-        sorted({edge for tp in degrees for edge in cuts(tensor.extent, tensor.granule, tp)})
-    )
+    return tuple(sorted({edge for tp in degrees for piece in tensor.pieces(tp) for edge in piece}))
 
 
 def sync_groups(layout: PlanLayout) -> tuple[SyncGroup, ...]:
@@ -43,18 +43,12 @@ def sync_groups(layout: PlanLayout) -> tuple[SyncGroup, ...]:
         holders = layout.holders[tensor.name]
         edges = boundaries(layout, tensor)
         for lo, hi in pairwise(edges):
-            if tensor.dim is None:
-                ranks = tuple(rank for holder in holders for rank in holder.ranks)
-                weighted = any(len(holder.ranks) > 1 for holder in holders)
-            else:
-                ranks = tuple(layout.owner(tensor, holder, lo) for holder in holders)
-                weighted = False
-            found.setdefault((tuple(sorted(ranks)), weighted), []).append(
-                Shard(tensor.name, lo, hi)
-            )
+            ranks = [rank for holder in holders for rank in layout.owners(tensor, holder, lo)]
+            whole = tensor.dim is None and any(len(holder.ranks) > 1 for holder in holders)
+            found.setdefault((tuple(sorted(ranks)), whole), []).append(Shard(tensor.name, lo, hi))
     return tuple(
-        SyncGroup(ranks, weighted, tuple(atoms))
-        for (ranks, weighted), atoms in sorted(found.items(), key=lambda item: item[0])
+        SyncGroup(ranks, whole, tuple(atoms))
+        for (ranks, whole), atoms in sorted(found.items(), key=lambda item: item[0])
     )
 
 

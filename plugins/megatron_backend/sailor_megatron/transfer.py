@@ -83,10 +83,5 @@ def _pieces(old: PlanLayout, tensor: TensorSpec, shard: Shard) -> list[Shard]:
 
 
 def _holding(old: PlanLayout, tensor: TensorSpec, piece: Shard) -> list[int]:
-    found: list[int] = []
-    for holder in old.holders[tensor.name]:
-        if tensor.dim is None:
-            found += holder.ranks
-        else:
-            found.append(old.owner(tensor, holder, piece.lo))
-    return sorted(found)
+    holders = old.holders[tensor.name]
+    return sorted(rank for holder in holders for rank in old.owners(tensor, holder, piece.lo))

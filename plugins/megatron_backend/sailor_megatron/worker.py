@@ -12,22 +12,30 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from sailor.errors import PluginError, SailorError
-from sailor_megatron.engine import Engine, StepReport
+from sailor_megatron.engine import Engine
 from sailor_megatron.layout import PlanLayout
-from sailor_megatron.metrics import MetricsWriter, StepMetrics
-from sailor_megatron.peak_memory import peak_memory
 from sailor_megatron.process_groups import choose_place, join, leave
-from sailor_megatron.run_folder import METRICS_FILE, RunSpec, checkpoint_folder, read_run
+from sailor_megatron.recorder import Recorder
+from sailor_megatron.run_folder import (
+    JOINS_VARIABLE,
+    read_run,
+)
+from sailor_megatron.running_changes import RunningChanges
 from sailor_megatron.text_data import TextSamples, read_text
+from sailor_megatron.training_loop import TrainingLoop
+from sailor_megatron.weights.load import load_weights
+
+if TYPE_CHECKING:
+    pass
 
 EXIT_FAILED, EXIT_LOST_PEER = 6, 7
 CONNECT_TIMEOUT = datetime.timedelta(seconds=120)
@@ -46,6 +54,7 @@ class Identity:
     host: str
     port: int
     store_is_up: bool  # by the launcher or torchrun's agent; else rank 0 hosts it
+    joins: int = 0  # the number of the change of plan with which it comes; 0: from the start
 
     @classmethod
     def of_environment(cls) -> Identity:
@@ -66,6 +75,7 @@ class Identity:
             host=os.environ.get("MASTER_ADDR", "127.0.0.1"),
             port=int(os.environ["MASTER_PORT"]),
             store_is_up=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            joins=int(os.environ.get(JOINS_VARIABLE, "0")),
         )
 
 
@@ -106,22 +116,39 @@ def train(folder: Path, who: Identity) -> None:
     """Train one rank's part of a run."""
     run = read_run(folder)
     layout = PlanLayout(run.spec, run.plan)
-    if len(layout.workers) != who.world:
+    if not who.joins and len(layout.workers) != who.world:
         raise PluginError(
             f"the plan has {len(layout.workers)} workers and {who.world} were started",
             where=str(folder),
             hint="start as many processes as the plan has GPUs",
         )
     place = choose_place(who.local_rank, who.local_world)
+    if run.device == "cuda" and place.device.type != "cuda":
+        raise PluginError(
+            f"{who.local_world} workers were started here, and this machine has "
+            f"{torch.cuda.device_count()} GPUs",
+            where="--device cuda",
+            hint="start at most one worker a GPU",
+        )
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // who.local_world))
     text, where = read_text(run.text)
     samples = TextSamples(text, run.spec.seq_len, run.options.seed, where=where)
-    log.info("rank %d: %s, %s", who.rank, layout.workers[who.rank].label(), place)
-    join(_store(who), who.rank, who.world, place)
+    log.info("process %d of %d, %s", who.rank, who.world, place)
+    store = _store(who)
+    changes = RunningChanges(
+        folder, run, who.rank, store, place, samples, number=max(who.joins - 1, 0)
+    )
+    recorder = Recorder(folder, run, place)
     try:
-        engine = Engine(layout, who.rank, run.options, place, samples)
-        log.info("%s stage, %d parameters", engine.stage.kind, engine.params.master.numel())
-        _loop(folder, run, engine)
+        if who.joins:
+            engine = changes.arrive()
+        else:
+            join(store, who.rank, who.world, place)
+            engine = Engine(layout, who.rank, run.options, place, samples)
+            if run.init_from is not None:
+                load_weights(Path(run.init_from), engine.params, engine.options)
+        if engine is not None:
+            TrainingLoop(folder, run, recorder, changes).run(engine)
     finally:
         leave()
 
@@ -143,34 +170,6 @@ def _store(who: Identity) -> TCPStore:
             where=f"{who.host}:{who.port}",
             hint="check that the port is free there and open between the hosts",
         ) from None
-
-
-def _loop(folder: Path, run: RunSpec, engine: Engine) -> None:
-    checkpoints = None
-    if run.load is not None or run.save_every is not None:
-        # Not at the top: a second for every worker, which most runs can do without.
-        from sailor_megatron.checkpoint import Checkpoints
-
-        checkpoints = Checkpoints(checkpoint_folder(folder), engine)
-        if run.load is not None:
-            checkpoints.load(Path(run.load))
-    tokens = run.plan.samples * run.spec.seq_len
-    writer = MetricsWriter(folder / METRICS_FILE) if engine.worker.rank == 0 else None
-    with writer or nullcontext():
-        for _ in range(run.steps):
-            report = engine.step()
-            _note(report)
-            if writer is not None:
-                writer.add(StepMetrics.of(report, tokens))
-            if checkpoints and run.save_every and engine.iteration % run.save_every == 0:
-                checkpoints.save()
-    if checkpoints:
-        checkpoints.finish()
-    log.info("peak memory %d bytes", peak_memory(engine.groups.place.device))
-
-
-def _note(report: StepReport) -> None:
-    log.info("step %d: loss %.6f, %.4f s", report.iteration, report.loss, report.total_s)
 
 
 if __name__ == "__main__":

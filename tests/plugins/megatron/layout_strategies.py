@@ -11,10 +11,10 @@ from sailor.model.plan import Plan, Replica, Stage
 
 
 def small_model(rng: random.Random, **changes: object) -> ModelSpec:
-    """Return a model of one of the families that can be cut four ways."""
+    """Return a model of one of the families whose query heads can be cut four ways."""
     family = rng.choice(("gpt", "opt", "llama"))
-    kv = rng.choice((4, 5, 6))
-    heads = kv if family != "llama" else kv * rng.choice((1, 2))
+    kv = rng.choice((4, 5, 6)) if family != "llama" else rng.choice((1, 2, 3, 4, 5))
+    heads = kv if family != "llama" else kv * rng.choice({1: (4, 6), 2: (2, 3)}.get(kv, (2,)))
     head_dim = rng.choice((2, 4))
     fields: dict[str, object] = {
         "name": family,
@@ -40,10 +40,16 @@ def small_plan(
 ) -> Plan:
     """Return a plan with uneven stages, mixed tp and unequal microbatches on few ranks."""
     while True:
-        pp = rng.randint(1, min(3, spec.num_units))
+        schedule = rng.choice(("1f1b", "1f1b", "gpipe", *("interleaved",) * 4))
+        vpp = rng.choice((2, 2, 3)) if schedule == "interleaved" else 1
+        pp = rng.randint(2 if vpp > 1 else 1, 3)
+        if pp * vpp > spec.num_units:
+            continue
         dp = rng.randint(1, 3)
-        edges = sorted(rng.sample(range(1, spec.num_units), pp - 1))
+        edges = sorted(rng.sample(range(1, spec.num_units), pp * vpp - 1))
         batches = [(rng.randint(1, 3), rng.randint(1, 4)) for _ in range(dp)]
+        if vpp > 1:  # counts are multiples of the pipeline's ranks
+            batches = [(size, pp * rng.randint(1, 2)) for size, _ in batches]
         degrees = [[rng.randint(1, max_tp) for _ in range(dp)] for _ in range(pp)]
         if min_ranks <= sum(map(sum, degrees)) <= max_ranks:
             break
@@ -56,12 +62,16 @@ def small_plan(
                 for tp, (microbatch, count) in zip(row, batches, strict=True)
             ),
         )
-        for start, stop, row in zip([0, *edges], [*edges, spec.num_units], degrees, strict=True)
+        for start, stop, row in zip(
+            [0, *edges], [*edges, spec.num_units], degrees * vpp, strict=True
+        )
     ]
     return Plan(
         model=spec.name,
         num_units=spec.num_units,
         global_batch=sum(a * b for a, b in batches),
+        schedule=schedule,
+        vpp=vpp,
         stages=tuple(stages),
     )
 

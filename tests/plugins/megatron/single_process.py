@@ -15,6 +15,8 @@ from sailor_megatron.models.dropout import Dropout
 from sailor_megatron.options import RunOptions
 from sailor_megatron.parameters import initial_tensor
 
+CPU = torch.device("cpu")
+
 
 class Reference:
     """Parameters by name, a forward of all samples at once, torch's own Adam."""
@@ -33,6 +35,7 @@ class Reference:
             fused=False,
         )
         self.dropout = Dropout(options.dropout, options.seed)
+        self.dropped_weights = Dropout(options.attention_dropout, options.seed)
 
     def loss(self, windows: Tensor, samples: Sequence[int]) -> Tensor:
         p, spec = self.parameters, self.spec
@@ -42,7 +45,7 @@ class Reference:
         x = self.dropout(x, "embedding", samples)
         for index in range(spec.num_layers):
             name = f"blocks.{index}"
-            attended = self._attention(self._norm(x, f"{name}.attention_norm"), name)
+            attended = self._attention(self._norm(x, f"{name}.attention_norm"), name, samples)
             x = x + self.dropout(attended, f"{name}.attention", samples)
             expanded = self._mlp(self._norm(x, f"{name}.mlp_norm"), name)
             x = x + self.dropout(expanded, f"{name}.mlp", samples)
@@ -77,7 +80,7 @@ class Reference:
         scale = torch.rsqrt((centred * centred).mean(-1, keepdim=True) + 1e-5)
         return centred * scale * weight + self.parameters[f"{name}.bias"]
 
-    def _attention(self, h: Tensor, name: str) -> Tensor:
+    def _attention(self, h: Tensor, name: str, samples: Sequence[int]) -> Tensor:
         spec = self.spec
         count, length, _ = h.shape
 
@@ -94,8 +97,22 @@ class Reference:
         scores = query @ key.transpose(-1, -2) / math.sqrt(spec.head_dim)
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        if self.options.attention_dropout:
+            kept = self._kept_weights(name, samples, length).to(weights.dtype)
+            weights = weights * kept / (1 - self.options.attention_dropout)
         mixed = (weights @ value).transpose(1, 2).reshape(count, length, -1)
         return self._linear(mixed, f"{name}.attention.output")
+
+    def _kept_weights(self, name: str, samples: Sequence[int], length: int) -> Tensor:
+        site = f"{name}.attention.probabilities"
+        rows = [
+            [
+                self.dropped_weights.mask(f"{site}.{head}", sample, (length, length), CPU)
+                for head in range(self.spec.num_heads)
+            ]
+            for sample in samples
+        ]
+        return torch.stack([torch.stack(row) for row in rows])
 
     def _turn(self, x: Tensor) -> Tensor:
         """Rotate pairs (i, i + d/2) of each position as complex numbers."""

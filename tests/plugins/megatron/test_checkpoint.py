@@ -19,7 +19,7 @@ from sailor.errors import PluginError
 from sailor.model.arch import ModelSpec
 from sailor.model.plan import Plan, Stage
 from sailor_megatron.checkpoint import Checkpoints
-from sailor_megatron.checkpoint_format import check_same_model, read_index
+from sailor_megatron.checkpoint_facts import check_same_model, read_index
 from sailor_megatron.engine import Engine
 from sailor_megatron.layout import PlanLayout
 from sailor_megatron.options import RunOptions

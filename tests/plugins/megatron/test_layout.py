@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_whole_tensors_are_summed_once_by_all_their_holders() -> None:
     layout = PlanLayout(GPT, two_stages([2, 1], [1, 1]))
     norm = Shard("blocks.0.attention_norm.weight", 0, 12)
     (group,) = [group for group in sync_groups(layout) if norm in group.atoms]
-    assert (group.ranks, group.weighted) == ((0, 1, 2), True)
+    assert (group.ranks, group.whole) == ((0, 1, 2), True)
 
 
 def test_a_tied_table_is_summed_over_first_and_last_stage() -> None:
@@ -92,10 +93,15 @@ def test_shards_tile_every_tensor_in_every_replica(case: tuple[ModelSpec, Plan])
                 assert {(shard.lo, shard.hi) for shard in shards} == {(0, tensor.extent)}
                 continue
             edges = [shards[0].lo, *(shard.hi for shard in shards)]
-            assert [shard.lo for shard in shards] == edges[:-1]
+            if tensor.readers == 1 or len(holder.ranks) <= tensor.extent // tensor.granule:
+                assert [shard.lo for shard in shards] == edges[:-1]
+            else:  # more ranks than key-value heads: neighbours share some
+                assert all(a.lo <= b.lo <= a.hi <= b.hi for a, b in pairwise(shards))
             assert (edges[0], edges[-1]) == (0, tensor.extent)
             assert all(shard.hi > shard.lo for shard in shards)
-            assert all(edge % tensor.granule == 0 for edge in edges)
+            whole = tensor.parts == 1 or len(holder.ranks) <= tensor.extent // tensor.granule
+            fine = tensor.granule if whole else tensor.granule // tensor.parts
+            assert all(edge % fine == 0 for edge in edges)
 
 
 @given(layouts())
@@ -116,10 +122,17 @@ def test_every_element_is_summed_once_over_one_rank_of_each_replica(
                 held = layout.shard(tensor, worker)
                 assert held.lo <= atom.lo
                 assert atom.hi <= held.hi
-                parts = 12 // worker.tp if group.weighted else 12
+                parts = 12 // worker.tp if group.whole else 12
                 weight[worker.stage, worker.replica] += parts
-            holders = {(h.stage, h.replica) for h in layout.holders[atom.name]}
-            assert weight == dict.fromkeys(holders, 12)  # in twelfths: exactly one each
+            holders = {(h.stage, h.replica): len(h.ranks) for h in layout.holders[atom.name]}
+            if tensor.readers == 1:
+                assert weight == dict.fromkeys(holders, 12)  # in twelfths: exactly one each
+                continue
+            # Of a replica every rank that holds the head adds the gradient of its own queries.
+            assert weight == {
+                key: 12 * sum(lo <= atom.lo < hi for lo, hi in tensor.pieces(tp))
+                for key, tp in holders.items()
+            }
     assert set(covered.values()) == {1}
     assert len(covered) == sum(tensor.extent for tensor in layout.tensors.values())
 
@@ -187,6 +200,46 @@ def test_a_dead_stage_is_lost_and_a_dead_replica_is_not() -> None:
     assert transfers(layout, one_replica, [1, 3]).lost == ()
     names = {lost.piece.name for lost in transfers(layout, one_replica, [0, 1]).lost}
     assert names == {tensor.name for tensor in layout.stage_tensors(1)}
+
+
+def test_four_ranks_share_two_key_value_heads_of_three_queries_each() -> None:
+    """Six query heads over four ranks are 2, 2, 1, 1: the second rank's are of both groups."""
+    spec = GPT.model_copy(update={"num_kv_heads": 2})
+    query, key = (
+        next(t for t in unit_tensors(spec, 1) if t.name == f"blocks.0.attention.{kind}.weight")
+        for kind in ("query", "key")
+    )
+    assert query.pieces(4) == ((0, 4), (4, 8), (8, 10), (10, 12))
+    assert key.pieces(4) == ((0, 2), (0, 4), (2, 4), (2, 4))
+    assert query.pieces(2) == ((0, 6), (6, 12))
+    assert key.pieces(2) == ((0, 2), (2, 4))
+
+
+def test_chunks_of_an_interleaved_plan_lie_on_the_same_workers() -> None:
+    row = (replica(2, 1, 2), replica(1, 1, 2)), (replica(1, 1, 2), replica(3, 1, 2))
+    plan = Plan(
+        model="gpt", num_units=4, global_batch=4, schedule="interleaved", vpp=2,
+        stages=tuple(Stage(start=i, stop=i + 1, replicas=row[i % 2]) for i in range(4)),
+    )  # fmt: skip
+    layout = PlanLayout(GPT, plan)
+    assert [(w.stage, w.replica, w.tp_rank) for w in layout.workers] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2),
+    ]  # fmt: skip
+    assert layout.chunks(1) == (1, 3)
+    held = {name for name, holders in layout.holders.items() if {h.stage for h in holders} == {0}}
+    assert "embedding.weight" in held
+    assert "blocks.1.mlp.up.weight" in held
+    assert "blocks.0.mlp.up.weight" not in held
+
+
+def test_what_this_runtime_does_not_run_is_refused() -> None:
+    plan = two_stages([1], [1])
+    for changes, sentence in (
+        ({"cp": 2}, r"splits sequences \(cp 2\), which this runtime does not run"),
+        ({"zero": 3}, "has zero 3"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            PlanLayout(GPT, plan.model_copy(update=changes))
 
 
 def test_a_tp_with_more_ranks_than_heads_is_refused() -> None:

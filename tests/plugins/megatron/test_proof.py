@@ -17,9 +17,10 @@ from single_process import Reference
 
 from sailor.model.arch import ModelSpec
 from sailor.model.plan import Plan, Stage
-from sailor_megatron.engine import Engine
+from sailor_megatron.engine import POSTED_ACTIONS, Engine, as_planned
 from sailor_megatron.layout import PlanLayout
 from sailor_megatron.options import RunOptions
+from sailor_megatron.point_to_point import MAX_SENDS
 from sailor_megatron.process_groups import leave
 from sailor_megatron.text_data import TextSamples, standard_text
 
@@ -42,18 +43,20 @@ class Case:
 
 
 def generated(seed: int) -> Case:
-    """Return a run on 2 to 6 processes; fp32 and fp64 in turn, options drawn."""
+    """Return a run on 2 to 7 processes; fp32 and fp64 in turn, options drawn."""
     rng = random.Random(seed)
     spec = small_model(rng)
-    plan = small_plan(rng, spec, max_ranks=6, min_ranks=2)
+    plan = small_plan(rng, spec, max_ranks=7, min_ranks=2)
     options = RunOptions(
         precision="fp32" if seed % 2 else "fp64",
         learning_rate=1e-2,
         clip_norm=rng.choice((None, 0.05)),
         recompute=rng.random() < 0.5,
+        recompute_attention=rng.random() < 0.5,
         zero1=rng.random() < 0.4,
+        sequence_parallel=rng.random() < 0.4,
         dropout=rng.choice((0.0, 0.1)),
-        schedule=rng.choice(("1f1b", "1f1b", "gpipe")),
+        attention_dropout=rng.choice((0.0, 0.0, 0.1)),
         activation="relu" if spec.name == "opt" else "gelu",
         seed=seed,
     )
@@ -99,6 +102,46 @@ def test_mixed_tp_with_zero1_in_fp64() -> None:
     check(Case(0, untied, MIXED, options))
 
 
+LLAMA = ModelSpec(
+    name="llama", num_layers=3, hidden=24, ffn=13, num_heads=6, num_kv_heads=2, head_dim=4,
+    vocab=31, seq_len=7, biases=False, norm="rmsnorm", gated_mlp=True, tied_embeddings=True,
+)  # fmt: skip
+INTERLEAVED = Plan(
+    model="llama", num_units=5, global_batch=8, schedule="interleaved", vpp=2,
+    stages=tuple(
+        Stage(start=a, stop=b, replicas=row)
+        for (a, b), row in zip(
+            ((0, 1), (1, 3), (3, 4), (4, 5)),
+            ((replica(1, 1, 2), replica(1, 1, 4)), (replica(4, 1, 2), replica(1, 1, 4))) * 2,
+            strict=True,
+        )
+    ),
+)  # fmt: skip
+
+
+def test_interleaved_chunks_and_split_positions_with_shared_heads_in_fp64() -> None:
+    """Four ranks on two key-value heads, and on seven positions: none of it divides."""
+    options = RunOptions(
+        precision="fp64", learning_rate=1e-2, clip_norm=0.05, sequence_parallel=True,
+        dropout=0.1, attention_dropout=0.1, recompute=True,
+    )  # fmt: skip
+    check(Case(0, LLAMA, INTERLEAVED, options))
+
+
+def test_a_plan_says_what_is_recomputed_and_shared_out() -> None:
+    def planned(**fields: object) -> RunOptions:
+        return as_planned(RunOptions(recompute=True), MIXED.model_copy(update=fields))
+
+    assert planned() == RunOptions(recompute=True)
+    assert planned(recompute="selective") == RunOptions(recompute_attention=True)
+    assert planned(recompute="none", zero=1) == RunOptions(zero1=True)
+    assert planned(recompute="full", zero=0) == RunOptions(recompute=True)
+
+
+def test_the_played_schedules_have_the_engine_s_bounds() -> None:
+    assert (POSTED_ACTIONS, MAX_SENDS) == (3, 3)  # as in test_schedule.py
+
+
 def test_tp_3_beside_tp_2_in_fp32() -> None:
     """Five heads over 3 and 2 ranks: no degree divides them."""
     plan = Plan(
@@ -112,7 +155,15 @@ def test_tp_3_beside_tp_2_in_fp32() -> None:
 def test_16_bit_runs_follow_the_fp32_loss(precision: str) -> None:
     """Two of each 16-bit format's steps (2^-8, 2^-11) are allowed at a loss of 3.4 nats."""
     options = RunOptions.model_validate(
-        {"precision": precision, "learning_rate": 1e-3, "loss_scale": 1024.0, "zero1": True}
+        {
+            "precision": precision,
+            "learning_rate": 1e-3,
+            "loss_scale": 1024.0,
+            "zero1": True,
+            "sequence_parallel": True,
+            "attention_dropout": 0.1,
+            "recompute_attention": True,
+        }
     )
     runs = run_gang(train_rank, MIXED.num_gpus, SPEC, MIXED, options, 3, limit_s=LIMIT_S)
     wanted = []

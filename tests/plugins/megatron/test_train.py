@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,9 @@ import sailor
 from sailor.errors import InputError, PluginError
 from sailor.model.plan import Plan, Stage
 from sailor_megatron.command import train
-from sailor_megatron.launcher import LocalRun, check_machine, write_run
+from sailor_megatron.compare import as_run
+from sailor_megatron.launcher import LocalRun, write_run
+from sailor_megatron.machine import check_machine
 from sailor_megatron.metrics import StepMetrics
 from sailor_megatron.options import RunOptions
 from sailor_megatron.run_folder import RunSpec, model_of
@@ -90,7 +93,13 @@ def test_the_example_is_planned_with_mixed_tp_and_learns(
     assert 5.3 < losses[0] < 5.9  # untrained: about ln 256 = 5.55 nats a byte
     assert losses[-1] < losses[0] - 0.3
     shown = capsys.readouterr().out
-    assert f"(predicted {result.estimate.iteration_s:.4f} s)" in shown
+    predicted = sailor.simulate(as_run(sailor.load_job(JOB), RunOptions()), result.plan)
+    assert f"(predicted {predicted.iteration_s:.4f} s)" in shown
+    most = max(worker.total_bytes - worker.reserve_bytes for worker in predicted.memory) / 2**20
+    assert f" MiB (predicted {most:.1f} MiB)" in shown
+    assert re.search(
+        r"done: .*; memory at most \d+\.\d MiB \(worker \d: growth of the resid", shown
+    )
     assert "tokens/s" in shown
     assert sorted(path.name for path in (tmp_path / "run/logs").iterdir()) == [
         f"worker-{rank}.log" for rank in range(6)
@@ -166,7 +175,8 @@ def test_render_only_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
     run_train(JOB, plan, "--render-only", "--out", "shared/run")
     shown = capsys.readouterr().out.splitlines()
     commands = [line for line in shown if line.startswith("torchrun")]
-    assert [line.split("--nproc-per-node=")[1].split()[0] for line in commands] == list("2211")
+    processes = [line.split("--nproc-per-node=")[1].split()[0] for line in commands]
+    assert sorted(processes) == list("1122")  # a host of each pair, and of each single worker
     assert commands[0].endswith("--master-port=29500 -m sailor_megatron.worker shared/run")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 

@@ -1,4 +1,4 @@
-"""Keep a block's input instead of its activations, and run the block again going backward.
+"""Keep what goes into a function instead of its activations, and run it again going backward.
 
 torch.utils.checkpoint does this for any function, at the price of hooks on every saved tensor and
 of an import that takes a second; a block is a function of one tensor, which is simpler.
@@ -13,28 +13,27 @@ import torch
 from torch import Tensor
 
 
-def recomputed(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return run(x). `run` must give the same result each time, and x must need a gradient."""
+def recomputed(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return run(*tensors). `run` must give the same each time, and all must need gradients."""
     if not torch.is_grad_enabled():
-        return run(x)
-    return _recompute(x, run)
+        return run(*tensors)
+    return _recompute(run, *tensors)
 
 
 class _Recompute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         ctx.run = run
-        ctx.save_for_backward(x)
-        return run(x)  # gradients are off inside of forward()
+        ctx.save_for_backward(*tensors)
+        return run(*tensors)  # gradients are off inside of forward()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        (saved,) = ctx.saved_tensors
-        x = saved.detach().requires_grad_()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
         with torch.enable_grad():
-            out = ctx.run(x)
+            out = ctx.run(*tensors)
         torch.autograd.backward(out, grad)
-        return x.grad, None
+        return (None, *(tensor.grad for tensor in tensors))
 
 
 _recompute: Callable[..., Tensor] = _Recompute.apply  # torch declares it without types
