@@ -77,9 +77,7 @@ def test_offloading_is_refused_rather_than_ignored() -> None:
         "name": "j", "model": "opt-350m", "training": {"global_batch": 8, "offload": True},
         "pool": [{"zone": "us-central1-a", "gpu": "A100-40GB", "quota": 4}],
     }  # fmt: skip
-    with pytest.raises(
-        InputError, match="unknown key 'offload' in training; known: framework"
-    ):
+    with pytest.raises(InputError, match="unknown key 'offload' in training; known: framework"):
         build_problem(job)
 
 
