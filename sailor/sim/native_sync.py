@@ -106,7 +106,9 @@ class NodeSharedSync:
         ring: Floats = np.multiply(steps, hop, out=np.zeros(shape), where=steps > 0)
         if run is not None:
             inside = self._in_node_s(steps * one_rank, ranks, src)
-            ring = np.where(self._in_one_node(np.asarray(run), start, src), inside, ring)
+            # Where a node's links are slower than its card the library takes the card.
+            fits = self._in_one_node(np.asarray(run), start, src)
+            ring = np.where(fits, np.minimum(inside, ring), ring)
         return ring
 
     def _in_one_node(self, run: Ints, start: Ints, kind: Ints) -> NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from sailor.solve.grid import microbatches
 from sailor.solve.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_bounds
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_pace import PaceSearch
-from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
+from sailor.solve.lagrange_tables import BoundTables, StoppedError, bound_tables, groups_of
 
 Floats = NDArray[np.float64]
 
@@ -107,8 +107,11 @@ class Certificate:
             if should_stop():
                 break
             cell = part.cells[number]
-            sync = part.tables.sync_s(cell.degrees) + part.tables.update_s
-            part.cells[number] = replace(cell, sync_s=sync)
+            try:
+                sync = part.tables.sync_s(cell.degrees, should_stop=should_stop)
+            except StoppedError:
+                break
+            part.cells[number] = replace(cell, sync_s=sync + part.tables.update_s)
 
     def _look(self, part: Part, should_stop: Callable[[], bool]) -> list[CellBound]:
         return lower_bounds(

@@ -34,6 +34,8 @@ WITHOUT_CP_SAT = "the CP-SAT step is left out: ortools isn't installed"
 PROVEN_GAP = 1e-4  # a plan this near the bound counts as proven
 # Boxes a cell of the Lagrangian bound: before annealing, and before each round of CP-SAT.
 _FIRST_BOXES, _BOXES = 20, (40, 120, 400)
+# Of the dynamic programme's plans that the event engine looks at, beside its best.
+_EARLY = 7
 _FLOW_S = (0.5, 3.0, 10.0)  # of solving a cell, in CP-SAT's own machine-independent seconds
 _CELLS_REFINED = 6
 _SEEDS = 6
@@ -119,6 +121,7 @@ class _Run:
         self.on_progress = on_progress
         self.rules = active_rules(limits.disabled_rules)
         self.budget = Budget(limits.wall_s, should_stop)
+        self.early: tuple[Plan, ...] = ()
         self.incumbent = Incumbent(problem)
         self.scopes: list[_Scope] = []
         self.certificate: Certificate | None = None
@@ -158,6 +161,10 @@ class _Run:
             self.scopes.append(_Scope(pools, scorer, search))
             self.incumbent.offer(search.found.best, pools)
         self._report("dynamic programme")
+        plan = self.incumbent.plan
+        if plan is not None:
+            searched = [(scope.search.found.best, scope.pools) for scope in self.scopes]
+            self.early = (plan, *finalists(self.problem, searched, plan)[:_EARLY])
 
     def _bound_first(self) -> None:
         """Take a first look at all cells with the incumbent as the cutoff."""
@@ -329,9 +336,17 @@ class _Run:
             rules=rules,
             stopped_early=self.budget.exceeded,
             evaluations=self._evaluations(),
-            finalists=finalists(
-                self.problem,
-                [(scope.search.found.best, scope.pools) for scope in self.scopes],
-                self.incumbent.plan,
-            ),
+            finalists=self._finalists(),
         )
+
+    def _finalists(self) -> tuple[Plan, ...]:
+        """Return the plans for the event engine, the dynamic programme's own before the others.
+
+        What is searched after it may push out of sight what the engine likes best.
+        """
+        late = finalists(
+            self.problem,
+            [(scope.search.found.best, scope.pools) for scope in self.scopes],
+            self.incumbent.plan,
+        )
+        return tuple(p for p in dict.fromkeys((*self.early, *late)) if p != self.incumbent.plan)

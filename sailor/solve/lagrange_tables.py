@@ -8,7 +8,7 @@ dearer there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,10 @@ Ints = NDArray[np.int64]
 
 # A degree of data parallelism is evaluated exactly at most so many at a time (memory).
 _DEGREES_AT_ONCE = 64
+
+
+class StoppedError(Exception):
+    """A table was not finished: the search's time is over."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,16 @@ class BoundTables:
             out[kind] = np.where(fits, stop, 0).max(axis=1)
         return out
 
-    def sync_s(self, degrees: Sequence[int], most_tp: int | None = None) -> Floats:
+    def sync_s(
+        self,
+        degrees: Sequence[int],
+        most_tp: int | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Floats:
         """Return [K, U, U + 1]: least all-reduce of a stage in which the kind takes part.
 
-        With `most_tp`, of a stage whose smallest degree is no larger.
+        With `most_tp`, of a stage whose smallest degree is no larger. Raises StoppedError where it
+        was stopped: the least of some degrees is no bound for all.
 
         The kind has a neighbour in the ring, of any kind, so the ring is no faster than its
         fastest hop with the kind at one end; the smallest degree of the stage is at most the
@@ -110,14 +120,20 @@ class BoundTables:
         first, second = np.nonzero(legal)
         segments, inverse = self._segments(first, second)
         out = np.full((self.num_kinds, units, units + 1), np.inf)
+        crossing: dict[tuple[int, int], Floats] = {}
         for kind in range(self.num_kinds):
             least = np.full(len(segments[0]), np.inf)
             most = min(int(self.tp[kind]), most_tp or int(self.tp[kind]))
             for tp in sorted({int(t) for t in self.tp if t <= most}):
                 pairs = self._hops(kind, tp)
                 for begin in range(0, len(degrees), _DEGREES_AT_ONCE):
+                    if should_stop():
+                        raise StoppedError
                     some = np.array(degrees[begin : begin + _DEGREES_AT_ONCE], dtype=np.int64)
-                    found = self._ring(segments, tp, some, pairs)
+                    several = some * tp > self.largest_zone
+                    if several.any() and pairs[2].any() and (tp, begin) not in crossing:
+                        crossing[tp, begin] = self.crossing_s(segments, tp, some)
+                    found = self._ring(segments, tp, some, pairs, crossing.get((tp, begin)))
                     least = np.minimum(least, found)
             out[kind, first, second] = least[inverse]
         return out
@@ -191,6 +207,7 @@ class BoundTables:
         tp: int,
         degrees: Ints,
         pairs: tuple[Ints, Ints, NDArray[np.bool_]],
+        crossing: Floats | None,
     ) -> Floats:
         src, dst, across = pairs
         start, stop = segments
@@ -206,8 +223,7 @@ class BoundTables:
         # A ring over several zones has a hop between two of them, whoever its ends are.
         several = degrees * tp > self.largest_zone
         inside = seconds.min(axis=2)
-        if several.any() and across.any():
-            crossing = self.crossing_s(segments, tp, degrees)
+        if crossing is not None and across.any():
             inside = np.where(several[None, :], np.maximum(inside, crossing), inside)
         least: Floats = inside.min(axis=1)
         return least

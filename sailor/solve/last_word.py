@@ -31,7 +31,7 @@ _FINALISTS = 16
 _OF_A_CELL = 2
 # Closed form and events differ by a few percent: what is further behind can't win.
 _WINDOW = 1.05
-_MOST_S = 2.0  # seconds to pick finalists, and again to simulate them
+_MOST_S = 5.0  # seconds to pick finalists, and again to simulate them
 
 
 @dataclass(frozen=True)
