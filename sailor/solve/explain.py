@@ -51,6 +51,13 @@ def _impossible(problem: Problem) -> str | None:
         return f"nothing of the pool can be rented: {reasons}"
     if not problem.profiles:
         return f"no GPU type of the pool has a profile: {'; '.join(problem.excluded)}"
+    ranks = problem.training.ep * (problem.training.expert_tp or 1)
+    gpus = sum(slot.num_gpus for slot in slots_of(problem)) * problem.training.cp
+    if ranks > gpus:
+        return (
+            f"ep {problem.training.ep} needs {ranks} GPUs that hold one stage, the pool has "
+            f"{gpus}; choose a smaller ep or offer more GPUs"
+        )
     sizes = microbatches(problem)
     if not sizes:
         known = ", ".join(str(size) for size in sorted({p.microbatch for p in problem.profiles}))

@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 
 # A degree of data parallelism is evaluated exactly at most so many at a time (memory).
 _DEGREES_AT_ONCE = 64
+_MOST_REPLICAS = 10**9  # more than any pool holds
 
 
 class StoppedError(Exception):
@@ -75,6 +76,8 @@ class BoundTables:
     def longest(self, in_flight: int, *, single: bool) -> Ints:
         """Return [K, U]: the furthest cut that a stage from each unit can reach in memory.
 
+        What an optimizer shards is taken to be shared by any number of replicas.
+
         `in_flight` microbatches are kept; `single`: the stage is the whole pipeline.
         """
         units = self.num_units
@@ -90,6 +93,7 @@ class BoundTables:
                     np.broadcast_to(stop, fits.shape),
                     np.asarray(in_flight),
                     1 if single else 2,
+                    _MOST_REPLICAS,
                 )
                 fits |= need <= memory.capacity_bytes[member] - self.headroom_bytes
             fits &= stop > start
@@ -310,6 +314,9 @@ def bound_tables(problem: Problem, groups: Sequence[Group], microbatch: int) -> 
     update = np.stack(
         [_prefix_s(real.update_prefix_s, own) + real.update_s[own].min() for own in members]
     )
+    # A tied table is updated once where one stage holds both of its ends.
+    tied = np.array([real.tied_update_s[own].max() for own in members])
+    update[:, 0, units] = np.maximum(update[:, 0, units] - tied, 0.0)
     cut = np.arange(units + 1)
     forward_class = real.forward_size[np.clip(cut - 1, 0, units - 1)]
     backward_class = real.backward_size[np.clip(cut, 0, units - 1)]

@@ -12,10 +12,13 @@ from tiny_jobs import tiny_job
 
 from sailor.api import build_problem
 from sailor.interfaces import Limits
+from sailor.model.hardware import Market
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.registry import Registry
+from sailor.sim.columns import Column, plan_of
 from sailor.sim.estimate import estimate
+from sailor.sim.kinds import WorkerKind
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
 from sailor.solve.lagrange_dp import ChainProgramme
@@ -23,6 +26,7 @@ from sailor.solve.lagrange_rows import Rows
 from sailor.solve.lagrange_tables import bound_tables, groups_of
 
 REGISTRY = Registry.load(entry_points=False)
+A100 = WorkerKind("A100-40GB", "us-central1-a", Market.ON_DEMAND, "a2-highgpu-1g", 1)
 
 
 def optimum(problem: Problem) -> float | None:
@@ -100,6 +104,39 @@ def test_the_bound_is_below_the_optimum_on_many_problems() -> None:
     ratios = [ratio for case in generated(160, seed=2) if (ratio := check(case)) is not None]
     assert len(ratios) >= 90
     assert np.mean(ratios) > 0.85
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("objective", ["max_throughput", "min_cost"])
+def test_states_that_replicas_share_leave_room_in_the_bound(zero: int, objective: str) -> None:
+    """Cards with room for a stage only if its states are spread over several replicas."""
+    job = tiny_job(a100=4, v100=0, zones=1, batch=8, objective=objective)
+    job["training"] = job["training"] | {"zero": zero}
+    wide = {"hidden": 4096, "ffn": 16384, "num_heads": 32, "num_kv_heads": 32, "head_dim": 128}
+    job["model"] = job["model"] | wide
+    job["constraints"] = {"pp": 1, "tp": 1}
+    problem = build_problem(job, registry=REGISTRY)
+    alone, spread = (
+        estimate(problem, plan_of("tiny", (0, 4), [Column((A100,), dp, 1, 8 // dp)], 8)).memory[0]
+        for dp in (1, 4)
+    )
+    assert spread.bound_bytes < alone.total_bytes
+    tight = alone.capacity_bytes - (spread.bound_bytes + alone.total_bytes) // 2
+    limits = problem.constraints.model_copy(update={"memory_headroom": tight})
+    problem = problem.model_copy(update={"constraints": limits})
+    best = optimum(problem)
+    assert best is not None
+    assert 0 < bound_of(problem, best * 1.5) <= best * (1 + 1e-9)
+
+
+def test_a_tied_table_is_updated_once_in_the_bound() -> None:
+    job = tiny_job(a100=1, v100=0, zones=1, batch=4, objective="max_throughput")
+    job["model"] = job["model"] | {"tied_embeddings": True}
+    problem = build_problem(job, registry=REGISTRY)
+    best = optimum(problem)
+    assert best is not None
+    bound = bound_of(problem, best * 1.5)
+    assert best * 0.99 <= bound <= best * (1 + 1e-9)
 
 
 def test_a_chain_costs_what_its_stages_cost() -> None:
