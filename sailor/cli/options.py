@@ -118,3 +118,13 @@ def table_or_json(function: _F) -> _F:
         show_default=True,
         help="Text for people, or JSON.",
     )(function)
+
+
+probe_time_limit = click.option(
+    "--time-limit",
+    type=click.FloatRange(0, min_open=True),
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="Give up after S seconds.",
+)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sailor.cli.options import OUT_FILE
+from sailor.cli.options import OUT_FILE, probe_time_limit
 from sailor.cli.output import check_writable, note
 from sailor.cli.profile_cluster import cluster
 from sailor.cli.session import Session
@@ -238,14 +238,7 @@ def measure(
     metavar="N",
     help="The largest message; the smallest is 64 KiB.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Give up after S seconds.",
-)
+@probe_time_limit
 def network(
     out: Path | None,
     src: str,

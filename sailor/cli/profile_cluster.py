@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sailor.cli.options import OUT_FILE
+from sailor.cli.options import OUT_FILE, probe_time_limit
 from sailor.cli.output import check_writable, data, deliver, note
 from sailor.errors import InputError
 
@@ -67,14 +67,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="The largest message; the smallest is 64 KiB.",
 )
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    metavar="S",
-    help="Give up after S seconds.",
-)
+@probe_time_limit
 def cluster(
     out: Path | None,
     node_type: str,
