@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -85,9 +86,19 @@ def slots_of(problem: Problem) -> tuple[Slot, ...]:
                 if kind.zone == zone and (kind.node_type, kind.market) in shapes
             )
             gpus, per_node = _size(problem, capacity)
+            gpus -= gpus % _smallest_part(problem, mine)
             if mine and gpus > 0:
                 found.append(Slot(number, zone, gpus, per_node, mine))
     return tuple(found)
+
+
+def _smallest_part(problem: Problem, kinds: Sequence[WorkerKind]) -> int:
+    """Return what a quota is used up in: whole nodes, in units of cp.
+
+    Of a quota of 51 GPUs in nodes of four 48 can be rented.
+    """
+    cp = problem.training.cp
+    return math.gcd(*(problem.node(kind.node_type).num_gpus // cp for kind in kinds)) or 1
 
 
 def _size(problem: Problem, capacity: Capacity) -> tuple[int, int | None]:

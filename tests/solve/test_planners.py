@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_jobs import tiny_job
 
-from sailor.api import build_problem, objective_value, plan_problem
+from sailor.api import build_problem, objective_value, optimize, plan_problem
 from sailor.interfaces import Limits
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.model.result import Result, Status
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve.pools import slots_of
 
 REGISTRY = Registry.load(entry_points=False)
 
@@ -190,3 +191,20 @@ def test_limits_are_met_or_said_to_be_impossible() -> None:
         )
         assert impossible.plan is None
         assert "min_iterations_per_s" in impossible.reasons[0]
+
+
+def test_a_quota_is_used_up_in_whole_nodes() -> None:
+    """51 GPUs in nodes of four: 48 can be rented. With nodes of one all can."""
+    for node_types, usable in ((["a2-highgpu-4g"], 48), (["a2-highgpu-4g", "a2-highgpu-1g"], 51)):
+        job = {
+            "name": "whole-nodes", "model": "opt-350m",
+            "training": {"global_batch": 408, "precision": "fp32"},
+            "pool": [{"zone": "us-central1-a", "gpu": "A100-40GB", "quota": 51,
+                      "node_types": node_types}],
+        }  # fmt: skip
+        problem = build_problem(job)
+        assert [slot.num_gpus for slot in slots_of(problem)] == [usable]
+        result = optimize(job, planner="dynamic")
+        assert result.estimate is not None
+        assert result.estimate.violations == ()
+        assert result.estimate.nodes[0].gpus_rented <= usable
