@@ -34,6 +34,7 @@ _WIDTH, _NARROWEST = 0.04, 0.002  # of the time: what S and G of a box leave ope
 _LABELS, _MOST_LABELS = 8_000, 300_000  # of a layer, in the widest boxes and in any
 # Labels are looked at with the prices of the box, and with fewer and more for all GPUs.
 _WEIGHTS = np.array([1.0, 0.6, 1.5, 3.0, 30.0])
+_LABELS_BY_SETS = 10_000_000  # labels times kind sets: each pair of them takes some memory
 _MOST_FOUND = 6  # pipelines of a cell that become sketches
 _MOST_SHARES = 64
 
@@ -107,6 +108,7 @@ class _CellRun:
 
     def __init__(self, search: BoxSearch, programme: PositionalProgramme, budget: Budget) -> None:
         self.search, self.programme, self.budget = search, programme, budget
+        self.num_sets = len(programme.space.sets)
         self.further = max(int(search.further[0]), 1)
 
     def run(self, boxes: Sequence[Box], wanted_s: float) -> Closed:
@@ -131,7 +133,8 @@ class _CellRun:
         while heap and heap[0][0] < best_s and not self.budget.over():
             bound, number, width, box = heappop(heap)
             try:
-                here = self._solve(box, best_s, _most_labels(width))
+                most = min(_most_labels(width), _LABELS_BY_SETS // self.num_sets)
+                here = self._solve(box, best_s, most)
             except TooManyLabelsError:
                 if width < _NARROWEST or self.budget.over():
                     heappush(heap, (bound, number, width, box))

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _SLACK = 1e-9
+_BEFORE_PRUNING = 12  # labels of a layer, to those that may be left of them
 _EXPANDED_AT_ONCE = 2_000_000
 _ROUNDS = 2  # of comparing labels with the best one that is alike
 
@@ -233,6 +234,8 @@ class PositionalProgramme:
             stop = int(np.searchsorted(ends, before + _EXPANDED_AT_ONCE, side="right"))
             stop = max(stop, begin + 1)
             parts.append(self._sized(labels, step.take(slice(begin, stop)), fits, mix))
+            if sum(len(part) for part in parts) > _BEFORE_PRUNING * self.most_labels:
+                raise TooManyLabelsError
             begin = stop
         if not parts:
             return labels.take(np.zeros(0, dtype=np.int64)), complete
@@ -287,7 +290,7 @@ class PositionalProgramme:
 
         One beats another when it is better by all that its slower stage or sync may cost it.
         """
-        if len(labels) > 12 * self.most_labels:
+        if len(labels) > _BEFORE_PRUNING * self.most_labels:
             raise TooManyLabelsError
         labels = labels.take(np.flatnonzero(~self._hopeless(labels, back)))
         if not len(labels):
