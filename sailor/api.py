@@ -26,6 +26,7 @@ from sailor.resolve import resolve
 from sailor.resolve.choices import job_of_plan, relaxed_jobs, training_choices
 from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
+from sailor.solve.crew import default_processes, search_cpu_s
 from sailor.solve.decide import PROVEN_GAP, Decided, decide, marked
 from sailor.solve.last_word import last_word
 from sailor.solve.pareto import ParetoPoint
@@ -97,6 +98,7 @@ def optimize(
     planner: str = DEFAULT_PLANNER,
     gap: float | None = None,
     time_limit_s: float | None = None,
+    processes: int | None = None,
     limits: Limits | None = None,
     registry: Registry | None = None,
     strict: bool = False,
@@ -107,8 +109,9 @@ def optimize(
 
     `objective` overrides the job's ("max_throughput": iterations a second; "min_cost": dollars an
     iteration). The search ends when the plan is within `gap` (a fraction) of its bound, or after
-    `time_limit_s` seconds with the best plan so far; both go before those of `limits`. Infeasible
-    is a result with reasons; InputError is for a job that can't be right.
+    `time_limit_s` seconds with the best plan so far; a search that takes longer uses up to
+    `processes` processes (without `limits`: one a core, four at most). All three go before those
+    of `limits`. Infeasible is a result with reasons; InputError is for a job that can't be right.
     """
     registry = registry or Registry.load()
     loaded = load_job(job)
@@ -117,7 +120,7 @@ def optimize(
         problem,
         registry.planner(planner, where="planner"),
         registry,
-        limits=_limits(limits, gap, time_limit_s),
+        limits=_limits(limits, gap, time_limit_s, processes),
         on_progress=on_progress or (lambda progress: None),
         should_stop=should_stop or (lambda: False),
         choices=tuple(
@@ -138,6 +141,7 @@ def pareto(
     planner: str = DEFAULT_PLANNER,
     gap: float | None = None,
     time_limit_s: float | None = FRONT_S,
+    processes: int | None = None,
     limits: Limits | None = None,
     registry: Registry | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -146,14 +150,15 @@ def pareto(
     """Return up to `points` plans between the cheapest and the fastest; none beats another.
 
     Slowest first. The job's own limits hold for every point; empty when there is no plan. `gap` is
-    that of each point, `time_limit_s` that of the whole front (None: as long as each point takes).
+    that of each point, `time_limit_s` that of the whole front (None: as long as each point takes),
+    `processes` as for `optimize`.
     """
     registry, loaded = registry or Registry.load(), load_job(job)
     return front(
         build_problem(loaded, registry=registry),
         registry.planner(planner, where="planner"),
         num_points=points,
-        limits=_limits(limits, gap, time_limit_s),
+        limits=_limits(limits, gap, time_limit_s, processes),
         on_progress=on_progress or (lambda progress: None),
         should_stop=should_stop or (lambda: False),
         choices=tuple(build_problem(c, registry=registry) for c in training_choices(loaded)),
@@ -185,7 +190,7 @@ def plan_problem(
                 where="planner",
                 hint="choose another --planner",
             )
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall, cpu = time.perf_counter(), search_cpu_s()
     decided = decide(
         choices or (problem,), planner, limits, on_progress, should_stop, chosen=bool(choices)
     )
@@ -196,7 +201,7 @@ def plan_problem(
         if relief.plan is not None:
             decided, relief = _with_missed(decided, relief.plan, planner, chosen=bool(choices))
     word = last_word(decided) if events else None
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall, cpu = time.perf_counter() - wall, search_cpu_s() - cpu
     outcome, digest = decided.outcome, problem.digest()
     plan = outcome.plan if word is None else word.plan
     if plan is not None:
@@ -302,9 +307,11 @@ def _build(job: Job, objective: Objective, registry: Registry) -> Problem | None
         return None
 
 
-def _limits(limits: Limits | None, gap: float | None, time_limit_s: float | None) -> Limits:
-    """Return the limits with `gap` and `time_limit_s` put in."""
-    found = limits or Limits()
+def _limits(
+    limits: Limits | None, gap: float | None, time_limit_s: float | None, processes: int | None
+) -> Limits:
+    """Return the limits with the others put in."""
+    found = limits or Limits(processes=default_processes())
     if gap is not None:
         if not 0 <= gap < 1:
             raise InputError(f"{gap:g} is no gap", where="gap", hint="give a fraction: 0.02 is 2 %")
@@ -317,6 +324,12 @@ def _limits(limits: Limits | None, gap: float | None, time_limit_s: float | None
                 hint="give seconds above 0",
             )
         found = replace(found, wall_s=time_limit_s)
+    if processes is not None:
+        if processes < 1:
+            raise InputError(
+                f"{processes} is no number of processes", where="processes", hint="give 1 or more"
+            )
+        found = replace(found, processes=processes)
     return found
 
 

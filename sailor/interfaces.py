@@ -186,12 +186,15 @@ class Limits:
     """How long a planner may search. `wall_s` None: until it is done.
 
     `gap` is relative: a plan so near the bound is good enough. None: as the planner likes.
+    A planner may use up to `processes` processes; with more than one its answer may depend on
+    which of them is faster.
     """
 
     wall_s: float | None = None
     seed: int = 0
     disabled_rules: tuple[str, ...] = ()  # heuristics switched off, by name
     gap: float | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,16 @@ def _search_options(planner: str, planner_note: str) -> tuple[Callable[[_F], _F]
     )
 
 
+def processes_option(function: _F) -> _F:
+    """Add `--processes`."""
+    return click.option(
+        "--processes",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Processes of a search that takes longer.  [default: one a core, four at most]",
+    )(function)
+
+
 def planner_option(default: str, more: str = "") -> Callable[[_F], _F]:
     """Return `--planner`."""
     return click.option(

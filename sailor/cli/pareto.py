@@ -8,7 +8,7 @@ import click
 
 from sailor.cli import endings
 from sailor.cli.interrupt import Interrupt
-from sailor.cli.options import OUT_FILE, bound_options, planner_option
+from sailor.cli.options import OUT_FILE, bound_options, planner_option, processes_option
 from sailor.cli.output import check_writable, deliver, note
 from sailor.cli.search_progress import ProgressLine
 from sailor.cli.session import Session
@@ -30,6 +30,7 @@ _TIME_LIMIT, _GAP = bound_options()
 @planner_option("auto")
 @_TIME_LIMIT
 @_GAP
+@processes_option
 @click.option(
     "--format",
     "format_",
@@ -45,6 +46,7 @@ def command(
     planner: str,
     time_limit: float | None,
     gap: float | None,
+    processes: int | None,
     format_: str | None,
     out: Path | None,
 ) -> int:
@@ -73,6 +75,7 @@ def command(
                 planner=planner,
                 gap=gap,
                 time_limit_s=time_limit or FRONT_S,
+                processes=processes,
                 registry=registry,
                 on_progress=show,
                 should_stop=interrupt.asked,

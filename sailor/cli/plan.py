@@ -9,7 +9,7 @@ import click
 
 from sailor.cli import endings
 from sailor.cli.interrupt import Interrupt
-from sailor.cli.options import OUT_FILE, search_options
+from sailor.cli.options import OUT_FILE, processes_option, search_options
 from sailor.cli.output import check_writable, deliver, note
 from sailor.cli.search_progress import ProgressLine
 from sailor.cli.session import Session
@@ -23,6 +23,7 @@ _FORMAT_OF_SUFFIX = {".json": "json", ".csv": "csv"}
 @click.command()
 @click.argument("job", metavar="JOB")
 @search_options(planner="auto")
+@processes_option
 @click.option(
     "--format",
     "format_",
@@ -41,6 +42,7 @@ def command(
     seed: int,
     strict: bool,
     without_rules: tuple[str, ...],
+    processes: int | None,
     format_: str | None,
     out: Path | None,
 ) -> int:
@@ -52,6 +54,7 @@ def command(
     from sailor.api import optimize
     from sailor.cli.jobs import JobFile
     from sailor.interfaces import Limits
+    from sailor.solve.crew import default_processes
 
     check_writable(out)
     registry = session.registry()
@@ -67,6 +70,7 @@ def command(
                 file.job,
                 objective=objective,
                 planner=planner,
+                processes=processes or default_processes(),
                 limits=limits,
                 registry=registry,
                 strict=strict,

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate, Part
+from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search
 from sailor.solve.grid import cells
-from sailor.solve.lagrange import Box, BoxSearch, CellBound
+from sailor.solve.lagrange import BoundCell, Box, BoxSearch, CellBound
 from sailor.solve.lagrange_ahead import ahead_by_place
 from sailor.solve.lagrange_rows import Rows
 from sailor.solve.positional import Found, Limits, PositionalProgramme, TooManyLabelsError
@@ -49,8 +50,25 @@ class Closed:
     done: bool
 
 
+@dataclass(frozen=True)
+class Decide:
+    """The task of deciding one cell: its part, its number there, and what is known of it."""
+
+    place: int
+    number: int
+    cell: BoundCell
+    found: CellBound
+    gap: float
+
+    def run(self, certificate: Certificate, budget: Budget) -> Closed | None:
+        """Return what the positional programme makes of the cell."""
+        part = certificate.parts[self.place]
+        part.cells[self.number], part.found[self.number] = self.cell, self.found
+        return decide_cell(part, self.number, certificate, self.gap, budget)
+
+
 def decide_cells(
-    certificate: Certificate, search: Search, gap: float, budget: Budget
+    certificate: Certificate, search: Search, gap: float, budget: Budget, workers: Workers
 ) -> Iterator[list[Scored]]:
     """Decide the open cells, lowest bound first; yield the sketches of the pipelines found.
 
@@ -61,7 +79,8 @@ def decide_cells(
         return
     grid = cells(certificate.problem, search.pools, frozenset())
     tried: set[tuple[int, int]] = set()
-    while not budget.over():
+
+    def pick() -> Decide | None:
         wanted = certificate.cutoff * (1 - gap) * (1 - 1e-9)
         work = [
             (part.found[number].bound, place, number)
@@ -71,13 +90,16 @@ def decide_cells(
             if number not in part.decided and (place, number) not in tried
         ]
         if not work:
-            return
+            return None
         _, place, number = min(work)
         tried.add((place, number))
         part = certificate.parts[place]
-        closed = decide_cell(part, number, certificate, gap, budget)
-        if closed is None:
+        return Decide(place, number, part.cells[number], part.found[number], gap)
+
+    for task, closed in workers.run(pick, budget):
+        if closed is None or not isinstance(task, Decide):
             continue
+        part, number = certificate.parts[task.place], task.number
         if closed.done:
             part.decided.add(number)
         old = part.found[number]

@@ -19,6 +19,7 @@ from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cells
+from sailor.solve.crew import Workers
 from sailor.solve.dynamic import MAX_STAGES, Search, scopes
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
@@ -129,23 +130,27 @@ class _Run:
     def run(self) -> SearchOutcome:
         """Search, bound, close, and report."""
         self._dynamic()
-        if self.incumbent.plan is not None:
-            self._bound_first()
-            self._improve(_FIRST_BOXES)
-            self._decide()
         if self.effort.thorough and self.incumbent.plan is None:
             self._anneal(seed=self.limits.seed)
         if self.incumbent.plan is None:
             return self._nothing()
+        self._bound_first()
+        self._improve(_FIRST_BOXES)
         if self.certificate is None:
-            self._bound_first()
+            return self._search(None)
+        with Workers(self.limits.processes, self.certificate) as workers:
+            return self._search(workers)
+
+    def _search(self, workers: Workers | None) -> SearchOutcome:
+        """Close what the first bounds leave open."""
+        self._decide(workers)
         for turn, boxes in enumerate(_BOXES if self.effort.thorough else ()):
             self._improve(boxes)
             if turn == 0 and not self._good_enough():
                 # Far fewer cells are open now, so the same effort looks closer.
                 self._anneal(seed=self.limits.seed + 1)
                 self._improve(boxes)
-            self._flow(_FLOW_S[turn])
+            self._flow(_FLOW_S[turn], workers)
         return self._outcome()
 
     def _improve(self, boxes: int) -> None:
@@ -239,14 +244,16 @@ class _Run:
         scope.search.found.add([one for seeds in by_cell.values() for one in seeds[:1]])
         self.incumbent.offer(scope.search.found.best, scope.pools)
 
-    def _decide(self) -> None:
+    def _decide(self, workers: Workers | None) -> None:
         """Let the positional programme find the best pipeline of the cells that are open."""
         certificate = self.certificate
-        if certificate is None or not self.effort.thorough or self._good_enough():
+        if certificate is None or workers is None:
+            return
+        if not self.effort.thorough or self._good_enough():
             return
         # Better plans are looked for within the gap that is wanted, too: they cost little here.
         gap = min(self.effort.gap, PROVEN_GAP)
-        for sketches in decide_cells(certificate, self.scopes[0].search, gap, self.budget):
+        for sketches in decide_cells(certificate, self.scopes[0].search, gap, self.budget, workers):
             if sketches:
                 self._refine(self.scopes[0], sketches)
                 certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
@@ -254,16 +261,17 @@ class _Run:
             if self._good_enough():
                 return
 
-    def _flow(self, deterministic_s: float) -> None:
+    def _flow(self, deterministic_s: float, workers: Workers | None) -> None:
         """Let CP-SAT decide the cells that the bounds leave open."""
         certificate = self.certificate
-        if certificate is None or self._good_enough() or not _has_cp_sat():
+        if certificate is None or workers is None or self._good_enough() or not _has_cp_sat():
             return
         for sketches in close_cells(
             certificate,
             self.scopes[0].search,
             FlowRules(self.effort.gap, deterministic_s, self.limits.seed),
             self.budget,
+            workers,
         ):
             if sketches:
                 # A relaxed solution may break the room or memory; its neighbours are what counts.

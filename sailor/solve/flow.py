@@ -18,9 +18,10 @@ import numpy as np
 from sailor.model.job import Objective
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate, Part
+from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search
 from sailor.solve.grid import cells
-from sailor.solve.lagrange import CellBound
+from sailor.solve.lagrange import BoundCell, CellBound
 from sailor.solve.refine import Scored
 from sailor.solve.scaling import Scale
 from sailor.solve.search import Budget
@@ -62,8 +63,25 @@ class FlowResult:
     optimal: bool = False  # the bound is the model's optimum (a relaxation of the cell)
 
 
+@dataclass(frozen=True)
+class Solve:
+    """The task of solving one cell's model: its part, its number there, what is known of it."""
+
+    place: int
+    number: int
+    cell: BoundCell
+    found: CellBound
+    rules: FlowRules
+
+    def run(self, certificate: Certificate, budget: Budget) -> FlowResult | None:
+        """Return what CP-SAT makes of the cell."""
+        part = certificate.parts[self.place]
+        part.cells[self.number], part.found[self.number] = self.cell, self.found
+        return solve_cell(part, self.number, certificate, self.rules, budget)
+
+
 def close_cells(
-    certificate: Certificate, search: Search, rules: FlowRules, budget: Budget
+    certificate: Certificate, search: Search, rules: FlowRules, budget: Budget, workers: Workers
 ) -> Iterator[list[Scored]]:
     """Solve the open cells, lowest bound first; yield the sketches of each solution.
 
@@ -74,23 +92,29 @@ def close_cells(
     money = certificate.money
     if problem.objective is not Objective.MAX_THROUGHPUT or money.max_usd is not None:
         return
-    work = [
-        (part.found[number].bound, place, number)
-        for place, part in enumerate(certificate.parts)
-        if part.tables.coupled and uniform(part.programme)
-        for number in part.open(certificate.cutoff * (1 - rules.gap) * (1 - 1e-9))
-        if number not in part.decided
-    ]
     grid = cells(problem, search.pools, frozenset())
-    for bound, place, number in sorted(work):
+    tried: set[tuple[int, int]] = set()
+
+    def pick() -> Solve | None:
+        wanted = certificate.cutoff * (1 - rules.gap) * (1 - 1e-9)
+        work = [
+            (part.found[number].bound, place, number)
+            for place, part in enumerate(certificate.parts)
+            if part.tables.coupled and uniform(part.programme)
+            for number in part.open(wanted)
+            if number not in part.decided and (place, number) not in tried
+        ]
+        if not work:
+            return None
+        _, place, number = min(work)
+        tried.add((place, number))
         part = certificate.parts[place]
-        if bound >= certificate.cutoff * (1 - rules.gap) * (1 - 1e-9):
-            return
-        if budget.over():
-            return
-        solved = solve_cell(part, number, certificate, rules, budget)
-        if solved is None:
+        return Solve(place, number, part.cells[number], part.found[number], rules)
+
+    for task, solved in workers.run(pick, budget):
+        if solved is None or not isinstance(task, Solve):
             continue
+        part, number = certificate.parts[task.place], task.number
         if solved.optimal:
             part.decided.add(number)
         old = part.found[number]

@@ -7,10 +7,10 @@ get where it is. Time is the process's CPU time, so that a busy machine makes no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from sailor.interfaces import Progress
+from sailor.solve.crew import search_cpu_s
 
 _GAIN = 1e-3  # of the incumbent's value
 _CLOSER = 0.05  # of the gap
@@ -29,7 +29,7 @@ class Patience:
         *,
         least_s: float,
         share: float,
-        clock: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = search_cpu_s,
     ) -> None:
         """Be patient for `least_s` CPU seconds, and for `share` of the time up to the last gain."""
         self._on_progress, self._should_stop = on_progress, should_stop

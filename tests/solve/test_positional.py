@@ -19,6 +19,7 @@ from sailor.solve.cell import Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cell, decide_cells, sketch_of
 from sailor.solve.cpsat import CpSatPlanner
+from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search, scopes
 from sailor.solve.exhaustive import ExhaustivePlanner
 from sailor.solve.grid import cells
@@ -58,7 +59,8 @@ def decided(problem: Problem, cutoff_s: float) -> Certificate:
     """Return the certificate after every open cell went through the programme alone."""
     certificate = Certificate(problem, 24)
     certificate.first_look(cutoff_s, never)
-    for _ in decide_cells(certificate, search_of(problem), 1e-6, Budget(None, never)):
+    budget, alone = Budget(None, never), Workers(1, certificate)
+    for _ in decide_cells(certificate, search_of(problem), 1e-6, budget, alone):
         pass
     return certificate
 
