@@ -21,6 +21,8 @@ def ahead_by_place(programme: ChainProgramme, rows: Rows, reach: Reach) -> list[
     The stage is of kind k, starts at a unit and stands at the place, the last one at 1 (entry 0
     is that of place 1 too). The transfer between them is counted; at unit 0 there is nothing.
     """
+    if programme.fast is not None:
+        return programme.fast.ahead_by_place(rows, reach)
     tables, units, kinds = programme.tables, programme.units, programme.kinds
     size = len(rows.ceiling_s)
     middle = programme.by_kind(reach.middle)

@@ -7,11 +7,16 @@ Stages are laid from the last one backwards, since memory depends on the distanc
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import NDArray
 
-from sailor.solve.lagrange_rows import Chains, Reach, Rows
+from sailor.solve.chain_compiled import KERNELS, CompiledChains
+from sailor.solve.compiled import kernels
+from sailor.solve.lagrange_rows import Chains, Furthest, Reach, Rows
 from sailor.solve.lagrange_tables import BoundTables
+from sailor.solve.lagrange_trace import Layers, stages_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -82,46 +87,60 @@ class ChainProgramme:
     def memory_reach(self, from_end: int, num_microbatches: Ints) -> Ints:
         """Return [B, K, U] (or [1, K, U]): the furthest cut by memory at a place from the end."""
         if not self.capped:
-            return self._reach_at(from_end)[None]
+            return self.reach_at(from_end)[None]
         kept = np.minimum(from_end, num_microbatches)
         distinct, inverse = np.unique(kept, return_inverse=True)
-        found: Ints = np.stack([self._reach_at(int(one)) for one in distinct])[inverse]
+        found: Ints = np.stack([self.reach_at(int(one)) for one in distinct])[inverse]
         return found
 
-    def _reach_at(self, in_flight: int) -> Ints:
+    def reach_at(self, in_flight: int) -> Ints:
         if in_flight not in self._reach:
             self._reach[in_flight] = self.tables.longest(in_flight, single=False)
         return self._reach[in_flight]
 
+    @cached_property
+    def fast(self) -> CompiledChains | None:
+        """Return the compiled programme; None where there is none."""
+        return None if kernels(KERNELS) is None else CompiledChains(self)
+
+    def first_s(self, factor: float) -> Floats:
+        """Return [P, U + 1]: a first stage whose transfer counts so often, beyond its edge."""
+        found: Floats = self.tables.compute_s[self.pair_kind, 0]
+        return found + (factor - 1.0) * self.pair_forward
+
+    @cached_property
+    def _by_time(self) -> tuple[Furthest, Furthest, Furthest]:
+        """Return the stage times that decide how far a stage reaches: middle and first ones."""
+        tables, units = self.tables, self.units
+        back = np.where(np.arange(units) > 0, self.least_back[:, :units], 0.0)
+        # A stage at the front of the model sends no gradient; the others at least the least.
+        middle = (tables.compute_s + back[:, :, None])[self.pair_kind]
+        opening = tables.compute_s[self.pair_kind, 0]
+        factor = tables.real.short_pipeline_factor[1]
+        short, long = opening + factor * self.pair_forward, opening + 2.0 * self.pair_forward
+        return (
+            Furthest((middle + self.pair_forward[:, None, :])[None]),
+            Furthest(short[None, :, None]),
+            Furthest(long[None, :, None]),
+        )
+
     def ceilings(self, rows: Rows) -> Reach:
         """Return the furthest cuts by stage time; they don't depend on prices."""
-        tables = self.tables
-        limit = rows.ceiling_s[:, None, None, None] * (1 + _SLACK)
-        compute = tables.compute_s  # [K, U, U + 1]
-        cut = np.arange(self.units + 1)
-
-        def furthest(seconds: Floats) -> Ints:
-            """[B, X, V] from [X, V, U + 1]: the last cut within the limit (0: none)."""
-            reached: Ints = np.where(seconds[None] <= limit, cut, 0).max(axis=3)
-            return reached
-
-        back = self.least_back[:, : self.units, None]
-        # A stage at the front of the model sends no gradient; the others at least the least.
-        middle = compute + np.where(np.arange(self.units)[None, :, None] > 0, back, 0.0)
-        last = compute[:, :, self.units] + 2.0 * self.least_back[:, : self.units]
-        pairs = middle[self.pair_kind] + self.pair_forward[:, None, :]
-        factor = tables.real.short_pipeline_factor[1]
-        first = compute[self.pair_kind, 0] + factor * self.pair_forward
-        long_first = compute[self.pair_kind, 0] + 2.0 * self.pair_forward
+        tables, units = self.tables, self.units
+        limit = rows.ceiling_s * (1 + _SLACK)
+        last = tables.compute_s[:, :, units] + 2.0 * self.least_back[:, :units]
         by_sync = rows.reach
         pair_sync = by_sync[:, self.pair_kind]
+        middle, short, long = (
+            one.within(np.zeros(len(limit), dtype=np.int64), limit) for one in self._by_time
+        )
+        single = tables.compute_s[:, 0, units]
         return Reach(
-            middle=np.minimum(furthest(pairs), pair_sync),
-            short_first=np.minimum(furthest(first[:, None, :])[:, :, 0], pair_sync[:, :, 0]),
-            long_first=np.minimum(furthest(long_first[:, None, :])[:, :, 0], pair_sync[:, :, 0]),
-            last=(last[None] <= limit[:, :, :, 0]) & (by_sync >= self.units),
-            single=(compute[:, 0, self.units][None] <= limit[:, :, 0, 0])
-            & (by_sync[:, :, 0] >= self.units),
+            middle=np.minimum(middle, pair_sync),
+            short_first=np.minimum(short[:, :, 0], pair_sync[:, :, 0]),
+            long_first=np.minimum(long[:, :, 0], pair_sync[:, :, 0]),
+            last=(last[None] <= limit[:, None, None]) & (by_sync >= units),
+            single=(single[None] <= limit[:, None]) & (by_sync[:, :, 0] >= units),
         )
 
     def relaxed(self, rows: Rows, reach: Reach) -> Chains:
@@ -130,6 +149,8 @@ class ChainProgramme:
         Memory is that of the place nearest to the end, and a stage's time limit counts the least
         transfers of its kind; its cost counts the actual ones.
         """
+        if self.fast is not None:
+            return self.fast.relaxed(rows, reach)
         before, start, kind_before = self.before(rows, reach)
         _, chain, single = self._closing(rows, reach, before)
         size, units = len(chain), self.units
@@ -150,7 +171,9 @@ class ChainProgramme:
             stages[inside, mine] += 1
             cut[inside] = start[inside, mine, here]
             kind[inside] = kind_before[inside, mine, here]
-        return Chains(np.minimum(value, whole), stages)
+        value = np.minimum(value, whole)
+        stages[np.isinf(value)] = 0
+        return Chains(value, stages)
 
     def _neighbour(self, before: Floats, kind: Ints, cut: Ints, back: float) -> Ints:
         """Return the kind of the stage before `kind` at a cut, by row."""
@@ -167,6 +190,8 @@ class ChainProgramme:
         """
         size = len(rows.ceiling_s)
         enough = np.full(size, np.inf) if enough is None else enough
+        if self.fast is not None:
+            return self.fast.solve(rows, reach, enough)
         before = self.before(rows, reach)[0]
         _, chain, single = self._closing(rows, reach, before)
         value = np.minimum(chain.min(axis=(1, 2)), single.min(axis=1))
@@ -207,7 +232,7 @@ class ChainProgramme:
         stages = np.zeros((size, self.kinds), dtype=np.int64)
         done = np.flatnonzero(depth > 0)
         if len(done):
-            stages[done] = self._trace(rows, reach, best, depth)[done]
+            stages[done] = stages_of(self, rows, reach, Layers(best, depth))[done]
         return np.minimum(value, np.maximum(enough, 0.0)), stages
 
     def before(self, rows: Rows, reach: Reach) -> tuple[Floats, Ints, Ints]:
@@ -318,82 +343,9 @@ class ChainProgramme:
         # The first stage's transfer may count more; its level's least is added.
         factor = self.tables.real.first_send_factor(from_end)
         cut = np.arange(units + 1)
-        furthest = np.minimum(self._first_reach(reach, factor), pair_memory[:, :, 0])
+        furthest = np.minimum(reach.first(factor), pair_memory[:, :, 0])
         legal = cut[None, None, :] <= furthest[:, :, None]
-        first = self.tables.compute_s[self.pair_kind, 0] + (factor - 1.0) * self.pair_forward
-        total = np.where(legal, behind + first, np.inf).min(axis=2)
+        total = np.where(legal, behind + self.first_s(factor), np.inf).min(axis=2)
         total += rows.prices[:, self.pair_kind]
         complete = total.min(axis=1, initial=np.inf)
         return here, complete
-
-    def _first_reach(self, reach: Reach, factor: float) -> Ints:
-        return reach.long_first if factor == 2.0 else reach.short_first
-
-    def _trace(self, rows: Rows, reach: Reach, best: list[Floats], depth: Ints) -> Ints:
-        """Return [B, K] stages of each kind in the cheapest chains."""
-        size, units = len(depth), self.units
-        count = np.zeros((size, self.kinds), dtype=np.int64)
-        kind = np.zeros(size, dtype=np.int64)
-        start = np.full(size, units, dtype=np.int64)
-        for from_end in range(int(depth.max(initial=0)), 0, -1):
-            memory = self.memory_reach(from_end, rows.num_microbatches)
-            memory = np.broadcast_to(memory, (size, *memory.shape[1:]))
-            inside = np.flatnonzero((depth > from_end) & (start < units))
-            if len(inside):
-                count[inside, kind[inside]] += 1
-                if from_end > 1:
-                    kind[inside], start[inside] = self._after(
-                        reach, memory, best[from_end - 2], inside, from_end, kind[inside],
-                        start[inside],
-                    )  # fmt: skip
-            opening = np.flatnonzero(depth == from_end)
-            if len(opening):
-                first, kind[opening], start[opening] = self._opening(
-                    rows, reach, memory, best, opening, from_end
-                )
-                count[opening, first] += 1
-        return count
-
-    def _opening(
-        self, rows: Rows, reach: Reach, memory: Ints, best: list[Floats], some: Ints, from_end: int
-    ) -> tuple[Ints, Ints, Ints]:
-        """Return the first stage's kind, the kind after it and the cut between them."""
-        tables, units = self.tables, self.units
-        if from_end == 1:
-            alone = reach.single[some] & (self.reach_single[None, :, 0] >= units)
-            cost = tables.compute_s[None, :, 0, units] + rows.prices[some]
-            first = np.where(alone, cost, np.inf).argmin(axis=1)
-            return first, first, np.full(len(some), units, dtype=np.int64)
-        factor = tables.real.first_send_factor(from_end)
-        back = 2.0 if from_end == 2 else 1.0
-        edge = factor * tables.forward_s + back * tables.backward_s  # [K, K, U + 1]
-        total = (
-            edge[None, :, :, :units]
-            + tables.compute_s[None, :, None, 0, :units]
-            + rows.prices[some][:, :, None, None]
-            + best[from_end - 2][some][:, None, :, :]
-        )
-        by_pair = self._first_reach(reach, factor)[some]
-        fits = np.where(self.level[None] >= 0, by_pair[:, self.level], 0)
-        fits = np.minimum(fits, memory[some][:, :, None, 0])
-        legal = np.arange(units)[None, None, None, :] <= fits[:, :, :, None]
-        flat = np.where(legal, total, np.inf).reshape(len(some), -1).argmin(axis=1)
-        first, after, cut = np.unravel_index(flat, (self.kinds, self.kinds, units))
-        return first, after, cut
-
-    def _after(
-        self, reach: Reach, memory: Ints, after: Floats, some: Ints, from_end: int,
-        kind: Ints, start: Ints,
-    ) -> tuple[Ints, Ints]:  # fmt: skip
-        """Return the kind behind a stage of `kind` from `start`, and the cut between them."""
-        tables, units = self.tables, self.units
-        back = 2.0 if from_end == 2 else 1.0
-        edge = tables.forward_s[kind] + back * tables.backward_s[kind]  # [b, K, U + 1]
-        total = edge[:, :, :units] + tables.compute_s[kind, start][:, None, :units] + after[some]
-        level = self.level[kind]
-        fits = np.where(level >= 0, reach.middle[some[:, None], level, start[:, None]], 0)
-        fits = np.minimum(fits, memory[some, kind, start][:, None])
-        legal = np.arange(units)[None, None, :] <= fits[:, :, None]
-        flat = np.where(legal, total, np.inf).reshape(len(some), -1).argmin(axis=1)
-        behind, cut = np.unravel_index(flat, (self.kinds, units))
-        return behind, cut
