@@ -84,6 +84,11 @@ class NodeSharedSync:
         seconds: Floats = np.where(size > 0, ring + self.rank_s * (shares - 1), 0.0)
         return seconds
 
+    def alike(self, src: Ints, dst: Ints) -> Ints:
+        """Return a number for every pair of kinds: hops of one number take equally long."""
+        in_node = self.replicas_in_node[src], self.node_bytes_per_s[src]
+        return self.links.alike(src, dst, *in_node)
+
     def _ring_s(
         self,
         size: Floats,

@@ -93,6 +93,15 @@ class LinkTable:
         seconds = np.where(self.known[src, dst], seconds, np.inf)
         return np.where(size > 0, seconds, 0.0)
 
+    def alike(self, src: Ints, dst: Ints, *more: Floats | Ints) -> Ints:
+        """Return a number for every pair: pairs of one number have equal links and `more`."""
+        own = (self.known, self.latency_s, self.min_bytes, self.max_bytes, self.peak)
+        rows = [array[src, dst].astype(np.float64) for array in own]
+        rows += list(np.moveaxis(self.coefficients[src, dst], -1, 0))
+        rows += [np.asarray(array, dtype=np.float64) for array in more]
+        found: Ints = np.unique(np.stack(rows), axis=1, return_inverse=True)[1].ravel()
+        return found
+
 
 def link_table(
     problem: Problem, kinds: Sequence[WorkerKind], *, workers: int | None = None

@@ -69,6 +69,10 @@ class PublishedSync:
         )
         return seconds
 
+    def alike(self, src: Ints, dst: Ints) -> Ints:
+        """Return a number for every pair of kinds: hops of one number take equally long."""
+        return self.links.alike(src, dst)
+
 
 class PublishedModel:
     """The SOSP'25 closed form as tables."""

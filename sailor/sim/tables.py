@@ -43,6 +43,13 @@ class GradientSync(Protocol):
         """
         ...
 
+    def alike(self, src: Ints, dst: Ints) -> Ints:
+        """Return a number for every pair of kinds: hops of one number take equally long.
+
+        For the same `run`; the pairs are one-dimensional.
+        """
+        ...
+
 
 class WeightGather(Protocol):
     """Seconds a microbatch that fully sharded weights take to arrive."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.model.job import Objective
 from sailor.sim.closed_form import PlanBatch, evaluate
 from sailor.solve.cell import BREACH, Cell, Scorer, SearchTables
+from sailor.solve.pure_score import PureScore, by_table
 from sailor.solve.refine import Scored
 from sailor.solve.sketch import Sketches
 
@@ -34,7 +36,7 @@ class AnnealRules:
     stages: int | None
     even: bool
     same_tp: bool
-    rows: int = 160
+    rows: int = 1024
     first_steps: int = 60
     second_steps: int = 240
     survivors: int = 8  # numbers of stages (of a microbatch size) that are annealed for longer
@@ -52,11 +54,13 @@ class _Population:
         self.random = np.random.default_rng((seed, depth, self.search.tables.microbatch))
         self.kinds = np.flatnonzero(self.search.tables.usable)
         self.of = np.arange(rules.rows) % len(cells)  # cell of each row
+        self.table = _table(cells, depth, scorer)
         self._degrees()
         self.first = self._start()
         self.cuts = self._cuts_by_speed(self.first)
         self.score = self._score(self.cuts, self.first)
         self.best: dict[tuple[int, ...], tuple[float, int]] = {}
+        self.worst_kept = np.inf  # score of the last one that was kept
         self._remember()
 
     def _degrees(self) -> None:
@@ -90,29 +94,34 @@ class _Population:
         return capped
 
     def _score(self, cuts: Ints, first: Ints) -> Floats:
-        batch = PlanBatch(cuts, first[:, :, None], self.dp[:, None], self.count[:, None])
         with np.errstate(invalid="ignore"):  # unknown links are infinite, times no microbatch
-            found = evaluate(self.search.tables, batch, self.scorer.headroom_bytes)
+            if self.table is not None:
+                score = self.table(self.of, cuts, first)
+            else:
+                batch = PlanBatch(cuts, first[:, :, None], self.dp[:, None], self.count[:, None])
+                found = evaluate(self.search.tables, batch, self.scorer.headroom_bytes)
+                score = self.scorer.of(found, np.zeros(len(cuts)))
         self.scorer.evaluations += len(cuts)
-        score = self.scorer.of(found, np.zeros(len(cuts)))
         gpus = self.search.tables.tp[first] * self.dp[:, None]
-        over = np.zeros(len(cuts))
-        for pool, room in enumerate(self.search.room):
-            used = np.where(self.search.pool[first] == pool, gpus, 0).sum(axis=1)
-            over = np.maximum(over, (used - room) / max(int(room), 1))
+        pools = len(self.search.room)
+        pool = self.search.pool[first] + (np.arange(len(cuts)) * pools)[:, None]
+        used = np.bincount(pool.ravel(), gpus.ravel(), pools * len(cuts)).reshape(-1, pools)
+        over = ((used - self.search.room) / np.maximum(self.search.room, 1)).max(axis=1)
         if self.scorer.max_gpus is not None:
             total = gpus.sum(axis=1)
             over = np.maximum(over, (total - self.scorer.max_gpus) / self.scorer.max_gpus)
         self.legal = (over <= 0) & (score < BREACH)
-        return score * (1.0 + _OVER_ROOM * np.maximum(over, 0.0))
+        penalised: Floats = score * (1.0 + _OVER_ROOM * np.maximum(over, 0.0))
+        return penalised
 
     def _remember(self) -> None:
-        for row in np.flatnonzero(self.legal):
+        for row in np.flatnonzero(self.legal & (self.score < self.worst_kept)):
             key = (int(self.of[row]), *self.cuts[row].tolist(), *self.first[row].tolist())
             self.best.setdefault(key, (float(self.score[row]), int(self.of[row])))
         if len(self.best) > 8 * self.rules.kept:
             ranked = sorted(self.best.items(), key=lambda item: (item[1][0], item[0]))
             self.best = dict(ranked[: self.rules.kept])
+            self.worst_kept = ranked[min(self.rules.kept, len(ranked)) - 1][1][0]
 
     @property
     def value(self) -> float:
@@ -187,6 +196,15 @@ class _Population:
             sketch = Sketches(cuts, first, first.copy(), np.zeros_like(first))
             out.append(Scored(score, self.cells[cell], sketch))
         return out
+
+
+def _table(cells: Sequence[Cell], depth: int, scorer: Scorer) -> PureScore | None:
+    """Return the scores by table, where only time counts and tables are enough."""
+    only_time = scorer.objective is Objective.MAX_THROUGHPUT
+    only_time = only_time and scorer.max_usd is None and scorer.max_s is None
+    if not only_time or not by_table(cells[0].search.tables):
+        return None
+    return PureScore(cells, depth, scorer.headroom_bytes)
 
 
 def anneal(

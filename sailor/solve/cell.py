@@ -14,6 +14,7 @@ from sailor.sim.closed_form import Evaluation, PlanBatch, evaluate
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
 from sailor.solve.pools import Pool
+from sailor.solve.shares import shared
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -129,10 +130,14 @@ class Scorer:
     """Turns evaluations into one number to minimise, by objective and limits.
 
     `ring_usd_per_byte` is added for every byte of the gradient ring: what crossing the zones of
-    merged pools costs, which their one lead doesn't show.
+    merged pools costs, which their one lead doesn't show. With `shares` unlike pipelines of a plan
+    are scored with the microbatches that end soonest.
     """
 
-    def __init__(self, problem: Problem, ring_usd_per_byte: float = 0.0) -> None:
+    def __init__(
+        self, problem: Problem, ring_usd_per_byte: float = 0.0, *, shares: bool = False
+    ) -> None:
+        self.shares, self.global_batch = shares, problem.training.global_batch
         self.ring_usd_per_byte = ring_usd_per_byte
         self.objective = problem.objective
         limits = problem.constraints
@@ -147,6 +152,9 @@ class Scorer:
     def __call__(self, search: SearchTables, batch: PlanBatch) -> Floats:
         """Return [B]: seconds or dollars an iteration, plus BREACH for what is not allowed."""
         self.evaluations += len(batch.kinds)
+        if self.shares and not search.tables.coupled and batch.width.shape[1] > 1:
+            total = max(1, round(self.global_batch / search.tables.microbatch))
+            batch = shared(search.tables, batch, total)
         found = evaluate(search.tables, batch, self.headroom_bytes)
         dp = batch.dp
         ring_bytes = search.tables.gradient_prefix_bytes[-1] * 2.0 * (dp - 1) / np.maximum(dp, 1)

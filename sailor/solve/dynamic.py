@@ -23,10 +23,11 @@ from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.grid import cells
 from sailor.solve.last_word import finalists
-from sailor.solve.pools import Pool, pools_of, slots_of
+from sailor.solve.pools import Pool
 from sailor.solve.probe import probe
 from sailor.solve.refine import Scored, refine, score_pipelines
-from sailor.solve.rules import H4, H6, RULES, active_rules
+from sailor.solve.rules import H4, RULES, active_rules
+from sailor.solve.scopes import scopes
 from sailor.solve.search import Budget
 from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
 
@@ -40,7 +41,7 @@ _PROBES_PER_CELL = 6
 _BEAM = 6
 _CELLS_REFINED = 6
 _KEPT = 100
-_ANNEALED_STAGES, _CELLS_ANNEALED = 12, 3
+_ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 10, 512
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
 _PATIENCE = 6
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
@@ -82,19 +83,15 @@ class DynamicPlanner:
         """Return the best plan found; see the module."""
         rules = active_rules(limits.disabled_rules)
         budget = Budget(limits.wall_s, should_stop)
-        chosen = scopes(problem, rules)
         evaluations = 0
         finished: list[tuple[float, Plan]] = []
-        searched: list[tuple[list[Scored], tuple[Pool, ...]]] = []
-        for pools, ring_usd_per_byte in chosen:
-            scorer = Scorer(problem, ring_usd_per_byte)
-            search = Search(problem, pools, rules, scorer, budget, on_progress)
-            search.run()
-            searched.append((search.found.best, pools))
-            done = finish(problem, search.found.best, pools)
+        sketches: list[tuple[list[Scored], tuple[Pool, ...]]] = []
+        for search in searched(problem, rules, budget, on_progress):
+            sketches.append((search.found.best, search.pools))
+            done = finish(problem, search.found.best, search.pools)
             if done is not None:
                 finished.append(done)
-            evaluations += scorer.evaluations
+            evaluations += search.scorer.evaluations
         plan = min(finished, key=lambda item: item[0])[1] if finished else None
         described = tuple(f"{name}: {RULES[name]}" for name in sorted(rules))
         if plan is None:
@@ -112,71 +109,38 @@ class DynamicPlanner:
             rules=described,
             stopped_early=budget.exceeded,
             evaluations=evaluations,
-            finalists=finalists(problem, searched, plan),
+            finalists=finalists(problem, sketches, plan),
         )
 
 
-def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
-    """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
+def searched(
+    problem: Problem,
+    rules: frozenset[str],
+    budget: Budget,
+    on_progress: Callable[[Progress], None],
+) -> list[Search]:
+    """Search every scope, and return the searches; the one of all zones comes first.
 
-    All pools together, and where money counts each zone alone: a plan inside one zone pays no
-    egress. With merged zones the ring is charged for crossing from zone to zone and back.
+    All are probed before one is searched, and the one with the best probe is searched first: what
+    it finds is what cells of the others must be able to beat.
     """
-    slots = slots_of(problem)
-    if not slots:
-        return []
-    zones = sorted({slot.zone for slot in slots})
-    money = (
-        problem.objective is Objective.MIN_COST
-        or problem.constraints.max_usd_per_iteration is not None
-    )
-    merged = H6 in rules and _zones_are_alike(problem, zones)
-    together = pools_of(problem, slots, merge_zones=merged)
-    if len(zones) == 1 or not money:
-        return [(together, 0.0)]
-    crossing = 0.0
-    if merged:
-        here = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
-        ring = [
-            here[a, b]
-            for a, b in zip(zones, zones[1:] + zones[:1], strict=True)
-            if problem.zone(a).region == problem.zone(b).region
-        ]
-        crossing = sum(ring)
-    found = [(together, crossing)]
-    seen: set[tuple[object, ...]] = set()
-    for zone in zones:
-        alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
-        # Zones with the same GPUs at the same price are one case.
-        key = tuple((pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone)
-        if key not in seen:
-            seen.add(key)
-            found.append((alone, 0.0))
+    found = [
+        Search(
+            problem,
+            pools,
+            rules,
+            Scorer(problem, ring_usd_per_byte, shares=problem.search_space.microbatch_shares),
+            budget,
+            on_progress,
+        )
+        for pools, ring_usd_per_byte in scopes(problem, rules)
+    ]
+    for search in found:
+        search.probe()
+    for search in sorted(found, key=lambda one: one.found.score):
+        search.elsewhere = min((other.found.score for other in found), default=float("inf"))
+        search.run()
     return found
-
-
-def _zones_are_alike(problem: Problem, zones: Sequence[str]) -> bool:
-    """Return whether every pair of zones of a region has a link and a price for its bytes.
-
-    Where one is unknown, one pool can't stand for both zones: no plan may send anything there.
-    """
-    linked = {(link.src, link.dst) for link in problem.links}
-    priced = {(price.src, price.dst) for price in problem.egress}
-    return all(
-        (a, b) in linked and (a, b) in priced
-        for a in zones
-        for b in zones
-        if problem.zone(a).region == problem.zone(b).region
-    )
-
-
-def _price(problem: Problem, pool: Pool) -> float:
-    kind = pool.slots[0].kinds[0]
-    return next(
-        place.usd_per_hour
-        for place in problem.placements
-        if (place.zone, place.node_type, place.market) == (kind.zone, kind.node_type, kind.market)
-    )
 
 
 class Search:
@@ -194,6 +158,10 @@ class Search:
         self.problem, self.pools, self.rules = problem, pools, rules
         self.scorer, self.budget, self.on_progress = scorer, budget, on_progress
         self.found = Found(pools)
+        self.elsewhere = float("inf")  # the best score of other scopes
+        self.grid: list[Cell] = []
+        self.bounds: list[float] = []
+        self.probed: dict[int, list[Scored]] | None = None
         space, limits = problem.search_space, problem.constraints
         self.mixed = space.mixed_types_in_stage
         caps = [MAX_STAGES, problem.arch.num_units]
@@ -207,13 +175,13 @@ class Search:
             max_usd=scorer.max_usd,
         )
 
-    def run(self) -> None:
-        """Probe every cell, run the programme on the promising ones, improve the best."""
-        grid = cells(self.problem, self.pools, self.rules)
-        bounds = [self._bound(cell) for cell in grid]
+    def probe(self) -> None:
+        """Lay out the cells, and probe every one."""
+        self.grid = cells(self.problem, self.pools, self.rules)
+        self.bounds = [self._bound(cell) for cell in self.grid]
         space = self.problem.search_space
-        probed = probe(
-            grid,
+        self.probed = probe(
+            self.grid,
             self.scorer,
             max_stages=self.stage_rules.max_stages,
             stages=self.stage_rules.stages,
@@ -221,9 +189,20 @@ class Search:
             even=self.stage_rules.even,
             keep=_PROBES_PER_CELL,
         )
-        for scored in probed.values():
+        for scored in self.probed.values():
             self.found.add(scored)
         self._report("probing")
+
+    @property
+    def to_beat(self) -> float:
+        """Return the best score so far, of this scope or another."""
+        return min(self.found.score, self.elsewhere)
+
+    def run(self) -> None:
+        """Probe every cell, run the programme on the promising ones, improve the best."""
+        if self.probed is None:
+            self.probe()
+        grid, bounds, probed = self.grid, self.bounds, self.probed or {}
         order = sorted(
             range(len(grid)),
             key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
@@ -231,7 +210,7 @@ class Search:
         by_cell: list[tuple[float, int, list[Scored]]] = []
         since_better = 0
         for number in order:
-            if bounds[number] >= self.found.score:
+            if bounds[number] >= self.to_beat:
                 continue
             if H4 in self.rules and number in probed and by_cell:
                 promising = probed[number][0].score <= _PROMISING * self.found.score
@@ -283,16 +262,16 @@ class Search:
         """Anneal the cells that may hold something better, and improve the best of them."""
         units = self.problem.arch.num_units
         found = anneal(
-            [cell for cell, bound in zip(grid, bounds, strict=True) if bound < self.found.score],
+            [cell for cell, bound in zip(grid, bounds, strict=True) if bound < self.to_beat],
             self.scorer,
             AnnealRules(
                 max_stages=min(self.stage_rules.max_stages, _ANNEALED_STAGES),
                 stages=self.stage_rules.stages,
                 even=self.stage_rules.even,
                 same_tp=not self.problem.search_space.tp_per_stage,
-                rows=96,
-                first_steps=min(40, 4 * units),
-                second_steps=min(200, 8 * units),
+                rows=_ROWS,
+                first_steps=min(30, 4 * units),
+                second_steps=min(150, 8 * units),
                 survivors=6,
             ),
             0,

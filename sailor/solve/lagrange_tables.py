@@ -1,36 +1,34 @@
 """What the bound knows of a problem: cost terms that are never above those of any plan.
 
-Kinds are (GPU type, region, market, tp). Where such a group covers several zones or node shapes,
-each term is the least over its members: the best link, the lowest price. The room of a group is
-the sum of its capacities. So every plan over the members is also a plan over the groups, and no
-dearer there.
+Kinds are (GPU type, region, market, tp), or (GPU type, market, tp) where regions make too many
+groups. Where such a group covers several zones or node shapes, each term is the least over its
+members: the best link, the lowest price. The room of a group is the sum of its capacities. So
+every plan over the members is also a plan over the groups, and no dearer there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.model.job import Objective
 from sailor.model.problem import Problem
-from sailor.sim.closed_form import MANY
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
+from sailor.solve.lagrange_sync import LeastSync
 from sailor.solve.pools import slots_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A degree of data parallelism is evaluated exactly at most so many at a time (memory).
-_DEGREES_AT_ONCE = 64
 _MOST_REPLICAS = 10**9  # more than any pool holds
-
-
-class StoppedError(Exception):
-    """A table was not finished: the search's time is over."""
+_MOST_GROUPS = 4  # by region
+EVERYWHERE = "everywhere"  # the region of a group of all regions
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Group:
     """GPUs that the bound counts together."""
 
     gpu: str
-    region: str
+    region: str  # or EVERYWHERE
     market: str
     room: int  # GPUs
     largest_zone: int  # GPUs of the zone that has most
@@ -60,13 +58,19 @@ class BoundTables:
     members: tuple[Ints, ...]  # [K] indices into the kinds of `real`
     real: StageTables
     zone_of: tuple[str, ...]  # zone of each kind of `real`
-    largest_zone: int  # GPUs of all groups in the zone that has most
+    all_regions: bool  # whether groups are those of all regions together
+    zone_gpus: tuple[tuple[str, int], ...]  # zones with their GPUs of all groups, most first
     compute_s: Floats  # [K, U, U + 1] of units [v, u); infinite for u <= v or unusable kinds
     update_s: Floats  # [K, U, U + 1]
     forward_s: Floats  # [K, K, U + 1] activations at a cut, from the stage before it
     backward_s: Floats  # [K, K, U + 1] gradients at a cut: [before, after, cut], sent by `after`
     usd_per_s: Floats  # [K] of one replica
     headroom_bytes: int
+
+    @property
+    def largest_zone(self) -> int:
+        """Return the GPUs of the zone that has most."""
+        return max((gpus for _, gpus in self.zone_gpus), default=0)
 
     @property
     def num_kinds(self) -> int:
@@ -100,137 +104,23 @@ class BoundTables:
             out[kind] = np.where(fits, stop, 0).max(axis=1)
         return out
 
-    def sync_s(
-        self,
-        degrees: Sequence[int],
-        most_tp: int | None = None,
-        should_stop: Callable[[], bool] = lambda: False,
-    ) -> Floats:
+    @cached_property
+    def hops(self) -> LeastSync:
+        """Return what gradient rings take at least, by the hops that they may have."""
+        return LeastSync(
+            self.real, self.members, self.group, self.tp, self.zone_of, self.largest_zone
+        )
+
+    def sync_s(self, degrees: Sequence[int], most_tp: int | None = None) -> Floats:
         """Return [K, U, U + 1]: least all-reduce of a stage in which the kind takes part.
 
-        With `most_tp`, of a stage whose smallest degree is no larger. Raises StoppedError where it
-        was stopped: the least of some degrees is no bound for all.
-
-        The kind has a neighbour in the ring, of any kind, so the ring is no faster than its
-        fastest hop with the kind at one end; the smallest degree of the stage is at most the
-        kind's own. Where no zone has room for the replicas the ring has a hop between zones.
-        The least over all `degrees` of data parallelism is returned, each evaluated exactly, so
-        nothing is assumed of the link's curve.
+        With `most_tp`, of a stage whose smallest degree is no larger; see `LeastSync.of_kinds_s`.
         """
-        units = self.num_units
-        start = np.arange(units)[:, None]
-        stop = np.arange(units + 1)[None, :]
-        legal = stop > start
-        first, second = np.nonzero(legal)
-        segments, inverse = self._segments(first, second)
-        out = np.full((self.num_kinds, units, units + 1), np.inf)
-        crossing: dict[tuple[int, int], Floats] = {}
-        for kind in range(self.num_kinds):
-            least = np.full(len(segments[0]), np.inf)
-            most = min(int(self.tp[kind]), most_tp or int(self.tp[kind]))
-            for tp in sorted({int(t) for t in self.tp if t <= most}):
-                pairs = self._hops(kind, tp)
-                for begin in range(0, len(degrees), _DEGREES_AT_ONCE):
-                    if should_stop():
-                        raise StoppedError
-                    some = np.array(degrees[begin : begin + _DEGREES_AT_ONCE], dtype=np.int64)
-                    several = some * tp > self.largest_zone
-                    if several.any() and pairs[2].any() and (tp, begin) not in crossing:
-                        crossing[tp, begin] = self.crossing_s(segments, tp, some)
-                    found = self._ring(segments, tp, some, pairs, crossing.get((tp, begin)))
-                    least = np.minimum(least, found)
-            out[kind, first, second] = least[inverse]
-        return out
+        return self.hops.of_kinds_s(degrees, most_tp)
 
     def sync_of_set_s(self, kinds: Sequence[int], degrees: Sequence[int]) -> Floats:
-        """Return [U, U + 1]: least all-reduce of a stage held by exactly these kinds.
-
-        Every kind has a neighbour of the set in the ring, and the smallest degree is the set's.
-        """
-        units = self.num_units
-        legal = np.arange(units + 1)[None, :] > np.arange(units)[:, None]
-        first, second = np.nonzero(legal)
-        segments, inverse = self._segments(first, second)
-        tp = int(self.tp[list(kinds)].min())
-        everyone = np.concatenate([self.members[kind] for kind in kinds])
-        some = np.array(degrees, dtype=np.int64)
-        slowest = np.zeros((len(segments[0]), len(some)))
-        for kind in kinds:
-            mine = self.members[kind]
-            src, dst = (side.ravel() for side in np.meshgrid(mine, everyone))
-            ends = np.concatenate((src, dst)), np.concatenate((dst, src))
-            seconds = self.real.sync.seconds(
-                segments[0][:, None, None],
-                segments[1][:, None, None],
-                np.asarray(tp),
-                some[None, :, None],
-                ends[0][None, None, :],
-                ends[1][None, None, :],
-                np.where(ends[0] == ends[1], some[:, None], MANY)[None],
-            )
-            slowest = np.maximum(slowest, seconds.min(axis=2))
-        out = np.full((units, units + 1), np.inf)
-        out[first, second] = slowest.min(axis=1)[inverse]
-        return out
-
-    def _segments(self, first: Ints, second: Ints) -> tuple[tuple[Ints, Ints], Ints]:
-        """Return one (start, stop) for each kind of segment, and the index of every segment's.
-
-        Segments with the same number of units and the same ends are alike when all blocks have
-        the same gradients.
-        """
-        steps = np.diff(self.real.gradient_prefix_bytes)
-        if len(steps) > 3 and not np.all(steps[1:-1] == steps[1]):
-            return (first, second), np.arange(len(first))
-        key = (second - first) * 4 + (first == 0) * 2 + (second == self.num_units)
-        _, index, inverse = np.unique(key, return_index=True, return_inverse=True)
-        return (first[index], second[index]), inverse
-
-    def _hops(self, kind: int, tp: int) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-        """Return distinct (src, dst) with a member of `kind` at one end, and whether zones differ.
-
-        With a smallest degree below the kind's own the neighbour may still be any kind.
-        """
-        ends = [
-            (int(a), int(b))
-            for mine in self.members[kind]
-            for other in range(self.num_kinds)
-            if self.tp[other] >= tp
-            for theirs in self.members[other]
-            for a, b in ((mine, theirs), (theirs, mine))
-        ]
-        src, dst = (np.array(side, dtype=np.int64) for side in zip(*sorted(set(ends)), strict=True))
-        across = np.array(
-            [self.zone_of[a] != self.zone_of[b] for a, b in zip(src, dst, strict=True)]
-        )
-        return src, dst, across
-
-    def _ring(
-        self,
-        segments: tuple[Ints, Ints],
-        tp: int,
-        degrees: Ints,
-        pairs: tuple[Ints, Ints, NDArray[np.bool_]],
-        crossing: Floats | None,
-    ) -> Floats:
-        src, dst, across = pairs
-        start, stop = segments
-        seconds = self.real.sync.seconds(
-            start[:, None, None],
-            stop[:, None, None],
-            np.asarray(tp),
-            degrees[None, :, None],
-            src[None, None, :],
-            dst[None, None, :],
-            np.where(src == dst, degrees[:, None], MANY)[None],
-        )
-        # A ring over several zones has a hop between two of them, whoever its ends are.
-        several = degrees * tp > self.largest_zone
-        inside = seconds.min(axis=2)
-        if crossing is not None and across.any():
-            inside = np.where(several[None, :], np.maximum(inside, crossing), inside)
-        least: Floats = inside.min(axis=1)
-        return least
+        """Return [U, U + 1]: least all-reduce of a stage held by exactly these kinds."""
+        return self.hops.of_set_s(kinds, degrees)
 
     def crossing_s(
         self, segments: tuple[Ints, Ints], tp: int, degrees: Ints, between: Sequence[int] = ()
@@ -239,37 +129,29 @@ class BoundTables:
 
         With groups `between`, of all rings with a hop between two of those.
         """
-        some = [k for k in range(self.num_kinds) if not between or int(self.group[k]) in between]
-        ends = sorted(
-            {
-                (int(a), int(b))
-                for one in some
-                for other in some
-                if not between or self.group[one] != self.group[other]
-                for a in self.members[one]
-                for b in self.members[other]
-                if self.zone_of[a] != self.zone_of[b]
-            }
-        )
-        src, dst = (np.array(side, dtype=np.int64) for side in zip(*ends, strict=True))
-        start, stop = segments
-        seconds: Floats = self.real.sync.seconds(
-            start[:, None, None],
-            stop[:, None, None],
-            np.asarray(tp),
-            degrees[None, :, None],
-            src[None, None, :],
-            dst[None, None, :],
-        ).min(axis=2)
-        return seconds
+        return self.hops.crossing_s(segments, tp, degrees, between)
 
 
 def groups_of(problem: Problem) -> tuple[Group, ...]:
-    """Return the groups of a problem: every capacity counts once in each group it reaches."""
+    """Return the groups of a problem: every capacity counts once in each group it reaches.
+
+    Of many groups those of all regions become one. That is a relaxation too, and a good trade:
+    each group has a price of its own, and with half as many they are found far sooner.
+    """
+    groups = _groups(problem, by_region=True)
+    limits = problem.constraints
+    by_time = problem.objective is Objective.MAX_THROUGHPUT and limits.max_usd_per_iteration is None
+    if len(groups) <= _MOST_GROUPS or not by_time:
+        return groups
+    return _groups(problem, by_region=False)
+
+
+def _groups(problem: Problem, *, by_region: bool) -> tuple[Group, ...]:
     found: dict[tuple[str, str, str], list[tuple[int, str, int, tuple[WorkerKind, ...]]]] = {}
     for slot in slots_of(problem):
         lead = slot.kinds[0]
-        key = (lead.gpu, problem.zone(slot.zone).region, str(lead.market))
+        region = problem.zone(slot.zone).region if by_region else EVERYWHERE
+        key = (lead.gpu, region, str(lead.market))
         found.setdefault(key, []).append((slot.capacity, slot.zone, slot.num_gpus, slot.kinds))
     groups = []
     for (gpu, region, market), slots in sorted(found.items()):
@@ -284,11 +166,11 @@ def groups_of(problem: Problem) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _largest_zone(problem: Problem) -> int:
+def _zone_gpus(problem: Problem) -> tuple[tuple[str, int], ...]:
     by_zone: dict[str, int] = {}
     for slot in slots_of(problem):
         by_zone[slot.zone] = by_zone.get(slot.zone, 0) + slot.num_gpus
-    return max(by_zone.values(), default=0)
+    return tuple(sorted(by_zone.items(), key=lambda item: (-item[1], item[0])))
 
 
 def bound_tables(problem: Problem, groups: Sequence[Group], microbatch: int) -> BoundTables | None:
@@ -331,7 +213,8 @@ def bound_tables(problem: Problem, groups: Sequence[Group], microbatch: int) -> 
         members=members,
         real=real,
         zone_of=tuple(kind.zone for kind in kinds),
-        largest_zone=_largest_zone(problem),
+        all_regions=any(group.region == EVERYWHERE for group in groups),
+        zone_gpus=_zone_gpus(problem),
         compute_s=compute,
         update_s=update,
         forward_s=_least_send(real, members)[forward_class].transpose(1, 2, 0),

@@ -110,14 +110,22 @@ def _split(sketches: Sketches, kinds: Ints, max_stages: int) -> Iterator[Sketche
         part = sketches.take(rows)
         for share in (size[rows] // 2, (size[rows] + 1) // 2, np.ones_like(rows), size[rows] - 1):
             cut = part.cuts[:, stage] + np.clip(share, 1, size[rows] - 1)
-            cuts = np.insert(part.cuts, stage + 1, cut, axis=1)
-            for kind in kinds:
-                yield Sketches(
-                    cuts,
-                    np.insert(part.first, stage, kind, axis=1),
-                    np.insert(part.second, stage, kind, axis=1),
-                    np.insert(part.num_second, stage, 0, axis=1),
-                )
+            # Of every kind in turn, all rows.
+            rows_by_kind = np.tile(np.arange(len(part)), len(kinds))
+            kind = np.repeat(kinds, len(part))
+            copies = part.take(rows_by_kind)
+            yield Sketches(
+                _inserted(copies.cuts, stage + 1, cut[rows_by_kind]),
+                _inserted(copies.first, stage, kind),
+                _inserted(copies.second, stage, kind),
+                _inserted(copies.num_second, stage, np.zeros_like(kind)),
+            )
+
+
+def _inserted(rows: Ints, at: int, column: Ints) -> Ints:
+    """Return rows with one more column in front of column `at`."""
+    found: Ints = np.concatenate([rows[:, :at], column[:, None], rows[:, at:]], axis=1)
+    return found
 
 
 def _merged(sketches: Sketches) -> Iterator[Sketches]:

@@ -21,7 +21,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _MOST_STAGES = 14
-_MOST_DEGREES = 28  # dp degrees that pipelines of two kinds are tried at
+# Pipelines of two kinds are tried at few dp degrees: the fewer, the more pairs of kinds there are.
+_MOST_DEGREES, _MOST_PAIRS = (8, 28), 2800
 
 
 @dataclass(frozen=True)
@@ -122,27 +123,30 @@ def _two_kinds(
     search: SearchTables, degrees: Ints, depth: int, usable: Ints, *, same_tp: bool, even: bool
 ) -> Iterator[_Rows]:
     tables = search.tables
+    first, second = (side.ravel() for side in np.meshgrid(usable, usable, indexing="ij"))
+    allowed = search.pool[first] != search.pool[second]
+    if same_tp:
+        allowed &= tables.tp[first] == tables.tp[second]
+    first, second = first[allowed], second[allowed]
+    most_degrees = int(np.clip(_MOST_PAIRS // max(len(first), 1), *_MOST_DEGREES))
     some = np.arange(len(degrees))
-    if len(some) > _MOST_DEGREES:
-        some = np.unique(np.linspace(0, len(degrees) - 1, _MOST_DEGREES).astype(np.int64))
+    if len(some) > most_degrees:
+        some = np.unique(np.linspace(0, len(degrees) - 1, most_degrees).astype(np.int64))
     speed = 1.0 / np.maximum(tables.compute_prefix_s[:, -1], 1e-12)
     position = np.arange(depth)
-    for a in usable:
-        for b in usable:
-            different = search.pool[a] != search.pool[b]
-            if not different or (same_tp and tables.tp[a] != tables.tp[b]):
-                continue
-            most = np.minimum(search.num_replicas[a] // degrees[some], depth - 1)
-            for fewer in (0, 1, 2):
-                of_a = most - fewer
-                enough = (of_a >= 1) & ((depth - of_a) * degrees[some] <= search.num_replicas[b])
-                if not enough.any():
-                    continue
-                cells, count = some[enough], of_a[enough]
-                first = position[None, :] < count[:, None]
-                kinds = np.where(first, a, b)
-                share = np.ones_like(kinds, dtype=float) if even else speed[kinds]
-                yield _Rows(cells, _cuts(share, tables.num_units), kinds)
+    dp = degrees[some]
+    most = np.minimum(search.num_replicas[first][:, None] // dp, depth - 1)
+    for fewer in (0, 1, 2):
+        of_first = most - fewer
+        enough = of_first >= 1
+        enough &= (depth - of_first) * dp <= search.num_replicas[second][:, None]
+        pair, degree = np.nonzero(enough)
+        if not len(pair):
+            continue
+        in_front = position[None, :] < of_first[pair, degree][:, None]
+        kinds = np.where(in_front, first[pair][:, None], second[pair][:, None])
+        share = np.ones_like(kinds, dtype=float) if even else speed[kinds]
+        yield _Rows(some[degree], _cuts(share, tables.num_units), kinds)
 
 
 def _cuts(share: Floats, units: int) -> Ints:

@@ -22,6 +22,8 @@ _MOST_ZONES_PERMUTED = 4
 
 # One run of like pipelines over pools: (pool, tp) by stage, and how many pipelines.
 _Run = tuple[tuple[tuple[int, int], ...], int]
+_Held = tuple[WorkerKind, int]  # replicas of one stage: their kind, and how many
+_Alike = tuple[tuple[WorkerKind, ...], int]  # pipelines: kinds by stage, and how many
 
 
 def realisations(
@@ -137,17 +139,24 @@ class _Room:
     def __init__(self, slots: Sequence[Sequence[Slot]]) -> None:
         self.slots = [list(own) for own in slots]
         self.left = [[slot.num_gpus for slot in own] for own in self.slots]
+        self.kinds = [[{kind.tp: kind for kind in slot.kinds} for slot in own] for own in slots]
 
-    def take(self, pool: int, tp: int, zone: str | None = None) -> WorkerKind | None:
-        """Take one replica from the first slot (of a zone) that has room."""
+    def take(self, pool: int, tp: int, count: int, zone: str | None = None) -> list[_Held]:
+        """Take so many replicas from the slots (of a zone) in order; fewer where there are none."""
+        taken: list[_Held] = []
         for number, slot in enumerate(self.slots[pool]):
             if zone is not None and slot.zone != zone:
                 continue
-            kind = slot.kind(tp)
-            if kind is not None and self.left[pool][number] >= tp:
-                self.left[pool][number] -= tp
-                return kind
-        return None
+            kind = self.kinds[pool][number].get(tp)
+            some = 0 if kind is None else min(count, self.left[pool][number] // tp)
+            if kind is None or some == 0:
+                continue
+            self.left[pool][number] -= some * tp
+            taken.append((kind, some))
+            count -= some
+            if count == 0:
+                break
+        return taken
 
     def whole(self, stages: Sequence[tuple[int, int]], zone: str) -> int:
         """Return how many whole pipelines a zone has room for."""
@@ -164,43 +173,66 @@ class _Room:
             most = min(sum(here), most if most is not None else sum(here))
         return most or 0
 
+    def at_once(self, zone: str) -> bool:
+        """Return whether pipelines can be given out together: each pool has one slot there."""
+        return all(sum(slot.zone == zone for slot in own) <= 1 for own in self.slots)
+
 
 def _give_out(
     cell: Cell, runs: Sequence[_Run], slots: Sequence[Sequence[Slot]], *, by_pipeline: bool
 ) -> list[Column] | None:
     room = _Room(slots)
-    pipelines: list[tuple[WorkerKind, ...]] = []
+    pipelines: list[_Alike] = []
     for stages, width in runs:
         left = width
         if by_pipeline:
-            zones = dict.fromkeys(slot.zone for own in room.slots for slot in own)
-            for zone in zones:
-                for _ in range(min(left, room.whole(stages, zone))):
-                    kinds = [room.take(pool, tp, zone) for pool, tp in stages]
-                    complete = tuple(kind for kind in kinds if kind is not None)
-                    if len(complete) < len(stages):
+            for zone in dict.fromkeys(slot.zone for own in room.slots for slot in own):
+                whole = min(left, room.whole(stages, zone))
+                step = whole if room.at_once(zone) else 1
+                for _ in range(whole // step if whole else 0):
+                    joined = _joined([room.take(pool, tp, step, zone) for pool, tp in stages], step)
+                    if joined is None:
                         return None
-                    pipelines.append(complete)
-                    left -= 1
-        rest = [[room.take(pool, tp) for _ in range(left)] for pool, tp in stages]
-        for pipeline in zip(*rest, strict=True):
-            complete = tuple(kind for kind in pipeline if kind is not None)
-            if len(complete) < len(stages):
-                return None
-            pipelines.append(complete)
-    return _columns(cell, pipelines)
+                    pipelines.extend(joined)
+                left -= whole
+        joined = _joined([room.take(pool, tp, left) for pool, tp in stages], left)
+        if joined is None:
+            return None
+        pipelines.extend(joined)
+    return columns_over(cell, pipelines)
 
 
-def _columns(cell: Cell, pipelines: Sequence[tuple[WorkerKind, ...]]) -> list[Column]:
+def _joined(held: Sequence[Sequence[_Held]], width: int) -> list[_Alike] | None:
+    """Return runs of like pipelines from the runs of replicas of each stage; None: too few."""
+    if any(sum(count for _, count in own) < width for own in held):
+        return None
+    found: list[_Alike] = []
+    place, used, done = [0] * len(held), [0] * len(held), 0
+    while done < width:
+        step = min(own[at][1] - gone for own, at, gone in zip(held, place, used, strict=True))
+        found.append((tuple(own[at][0] for own, at in zip(held, place, strict=True)), step))
+        done += step
+        for stage, own in enumerate(held):
+            used[stage] += step
+            if used[stage] == own[place[stage]][1]:
+                place[stage], used[stage] = place[stage] + 1, 0
+    return found
+
+
+def columns_over(cell: Cell, pipelines: Sequence[_Alike]) -> list[Column]:
     """Join neighbours that are alike; the first pipelines take the larger microbatch count."""
     low, extra = divmod(cell.total, cell.dp)
     microbatch = cell.search.tables.microbatch
     columns: list[Column] = []
-    for number, kinds in enumerate(pipelines):
-        count = low + 1 if number < extra else low
-        last = columns[-1] if columns else None
-        if last is not None and (last.kinds, last.num_microbatches) == (kinds, count):
-            columns[-1] = Column(kinds, last.width + 1, microbatch, count)
-        else:
-            columns.append(Column(kinds, 1, microbatch, count))
+    for kinds, width in pipelines:
+        more = min(width, extra)
+        extra -= more
+        for some, count in ((more, low + 1), (width - more, low)):
+            last = columns[-1] if columns else None
+            if some == 0:
+                continue
+            if last is not None and (last.kinds, last.num_microbatches) == (kinds, count):
+                columns[-1] = Column(kinds, last.width + some, microbatch, count)
+            else:
+                columns.append(Column(kinds, some, microbatch, count))
     return columns

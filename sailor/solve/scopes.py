@@ -1,0 +1,73 @@
+"""Scopes: the sets of pools that are searched one by one, and what their rings pay for egress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sailor.model.job import Objective
+from sailor.model.problem import Problem
+from sailor.solve.pools import Pool, pools_of, slots_of
+from sailor.solve.rules import H6
+
+
+def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
+    """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
+
+    All pools together, and where money counts each zone alone: a plan inside one zone pays no
+    egress. With merged zones the ring is charged for crossing from zone to zone and back.
+    """
+    slots = slots_of(problem)
+    if not slots:
+        return []
+    zones = sorted({slot.zone for slot in slots})
+    money = (
+        problem.objective is Objective.MIN_COST
+        or problem.constraints.max_usd_per_iteration is not None
+    )
+    merged = H6 in rules and _zones_are_alike(problem, zones)
+    together = pools_of(problem, slots, merge_zones=merged)
+    if len(zones) == 1 or not money:
+        return [(together, 0.0)]
+    crossing = 0.0
+    if merged:
+        here = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
+        ring = [
+            here[a, b]
+            for a, b in zip(zones, zones[1:] + zones[:1], strict=True)
+            if problem.zone(a).region == problem.zone(b).region
+        ]
+        crossing = sum(ring)
+    found = [(together, crossing)]
+    seen: set[tuple[object, ...]] = set()
+    for zone in zones:
+        alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
+        # Zones with the same GPUs at the same price are one case.
+        key = tuple((pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone)
+        if key not in seen:
+            seen.add(key)
+            found.append((alone, 0.0))
+    return found
+
+
+def _zones_are_alike(problem: Problem, zones: Sequence[str]) -> bool:
+    """Return whether every pair of zones of a region has a link and a price for its bytes.
+
+    Where one is unknown, one pool can't stand for both zones: no plan may send anything there.
+    """
+    linked = {(link.src, link.dst) for link in problem.links}
+    priced = {(price.src, price.dst) for price in problem.egress}
+    return all(
+        (a, b) in linked and (a, b) in priced
+        for a in zones
+        for b in zones
+        if problem.zone(a).region == problem.zone(b).region
+    )
+
+
+def _price(problem: Problem, pool: Pool) -> float:
+    kind = pool.slots[0].kinds[0]
+    return next(
+        place.usd_per_hour
+        for place in problem.placements
+        if (place.zone, place.node_type, place.market) == (kind.zone, kind.node_type, kind.market)
+    )
