@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +19,22 @@ from sailor.solve.grid import microbatches
 from sailor.solve.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_bounds
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_pace import PaceSearch
-from sailor.solve.lagrange_tables import BoundTables, StoppedError, bound_tables, groups_of
+from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
+from sailor.solve.share_bound import ShareSearch
+from sailor.solve.zone_families import EGRESS, Family, families
 
 Floats = NDArray[np.float64]
 
 SPACE = (
     "space of the bound: all splits of the units, all tp degrees and GPU types of every stage "
     "(also mixed), every dp and profiled microbatch size, pipelines of up to {stages} stages "
-    "with equal microbatch shares, replicas on the smallest node shape that holds them"
+    "with {shares} microbatch shares, replicas on the smallest node shape that holds them"
 )
-MERGED = "in the bound the zones of a region are one pool with the best of their links and prices"
+MERGED = "in the bound the zones of {of} are one pool with the best of their links and prices"
 
-_FIRST_LOOK = 1  # boxes a cell
+_FIRST_LOOK = 6  # boxes a cell
 _PARTS_OF_COUNT = 8
-_BOXES_A_ROUND = 10  # of the search by paces
+_BOXES_A_ROUND = 4  # of the search by paces
 _FEWER = 5  # times fewer boxes where the search by paces follows
 _NARROWEST = 5e-4  # boxes narrower than this part of the time aren't split
 
@@ -43,9 +46,12 @@ class Part:
     tables: BoundTables
     programme: ChainProgramme
     cells: list[BoundCell]
+    family: Family  # which plans it stands for
     found: list[CellBound] = field(default_factory=list)
     decided: set[int] = field(default_factory=set)  # cells whose CP-SAT model is solved
-    paces: tuple[list[int], PaceSearch] | None = None  # cells that were open, and their search
+    paces: tuple[list[int], PaceSearch | ShareSearch] | None = (
+        None  # cells that were open, and their search
+    )
 
     def open(self, cutoff: float) -> list[int]:
         """Return the cells that may hold a plan below the cutoff."""
@@ -77,29 +83,53 @@ class Certificate:
     @property
     def covers(self) -> bool:
         """Return whether the bound covers the plans that the job asks for."""
-        coupled = all(part.tables.coupled for part in self.parts)
-        return coupled or not self.problem.search_space.microbatch_shares
+        money = self.money.cost or self.money.max_usd is not None
+        return not (money and any(self._shared(part) for part in self.parts))
+
+    def _shared(self, part: Part) -> bool:
+        """Return whether pipelines may take unequal shares, and gain by it."""
+        return self.problem.search_space.microbatch_shares and not part.tables.coupled
 
     def _parts(self) -> Iterator[Part]:
-        groups = groups_of(self.problem)
-        for size in microbatches(self.problem):
-            tables = bound_tables(self.problem, groups, size)
+        own = families(self.problem, self.money)
+        groups = {id(family): groups_of(family.problem) for family in own}
+        for size, family in product(microbatches(self.problem), own):
+            tables = bound_tables(family.problem, groups[id(family)], size)
             if tables is None:
                 continue
-            total = max(1, round(self.problem.training.global_batch / size))
+            total = self._total(size)
             programme = ChainProgramme(tables, self.max_stages, self.problem.constraints.pp)
+            if family.home is not None:
+                programme.reach_single[:] = 0  # a single stage can't cross
             free = np.where(np.isfinite(tables.compute_s), tables.update_s, np.inf)
-            found = list(_cells(self.problem, tables, total, free))
-            yield Part(tables, programme, found)
+            found = list(family.cells(tables, _cells(self.problem, tables, total, free)))
+            if found:
+                least = [CellBound(self._least(tables, cell), ()) for cell in found]
+                yield Part(tables, programme, found, family, least)
+
+    def _total(self, microbatch: int) -> int:
+        """Return the microbatches of all pipelines together."""
+        return max(1, round(self.problem.training.global_batch / microbatch))
+
+    def _least(self, tables: BoundTables, cell: BoundCell) -> float:
+        """Return what is known before any look: each microbatch passes the heaviest unit."""
+        units = np.arange(tables.num_units)
+        heaviest = float(tables.compute_s[:, units, units + 1].min(axis=0).max())
+        seconds = cell.num_microbatches * heaviest
+        rate = cell.dp * float(tables.usd_per_s.min()) if self.money.cost else 1.0
+        return seconds * rate if np.isfinite(seconds) else np.inf
 
     def first_look(self, cutoff: float, should_stop: Callable[[], bool]) -> None:
         """Discard what is far off; gradient sync is counted for the cells that are left."""
         self.cutoff = cutoff
         for part in self.parts:
-            part.found = self._look(part, should_stop)
-            self._sync(part, should_stop)
+            looked = self._look(part, should_stop)
             # The ranges of S and G were found without the sync, so they don't hold with it.
-            part.found = [CellBound(one.bound, ()) for one in part.found]
+            part.found = [
+                CellBound(max(old.bound, one.bound), ())
+                for old, one in zip(part.found, looked, strict=True)
+            ]
+            self._sync(part, should_stop)
 
     def _sync(self, part: Part, should_stop: Callable[[], bool]) -> None:
         """Count gradient sync in the cells that are open."""
@@ -107,13 +137,13 @@ class Certificate:
             if should_stop():
                 break
             cell = part.cells[number]
-            try:
-                sync = part.tables.sync_s(cell.degrees, should_stop=should_stop)
-            except StoppedError:
-                break
+            sync = part.tables.sync_s(cell.degrees)
+            sync = part.family.sync_s(part.tables, cell, sync)
             part.cells[number] = replace(cell, sync_s=sync + part.tables.update_s)
 
     def _look(self, part: Part, should_stop: Callable[[], bool]) -> list[CellBound]:
+        if self._shared(part):  # that look takes shares to be equal
+            return part.found
         return lower_bounds(
             part.programme,
             part.cells,
@@ -139,6 +169,12 @@ class Certificate:
             some = [n for n in part.open(wanted) if n not in part.decided]
             if not some or should_stop():
                 continue
+            if self._shared(part):
+                cells = [part.cells[number] for number in some]
+                search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
+                part.paces = some, ShareSearch(search, self._total(part.tables.microbatch))
+                self._improve_paces(part, wanted, boxes, should_stop)
+                continue
             own_pace = not (part.tables.coupled or self.money.cost)
             own_pace = own_pace and self.money.max_usd is None
             found = lower_bounds(
@@ -157,7 +193,8 @@ class Certificate:
             if own_pace and some:
                 cells = [part.cells[number] for number in some]
                 search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
-                part.paces = some, PaceSearch(search)
+                known = [part.found[number].bound for number in some]
+                part.paces = some, PaceSearch(search, self._total(part.tables.microbatch), known)
                 self._improve_paces(part, wanted, boxes, should_stop)
 
     def _improve_paces(
@@ -185,8 +222,13 @@ class Certificate:
     def rules(self) -> tuple[str, ...]:
         """Return the sentences that name the space."""
         merged = any(len(own) > 1 for part in self.parts for own in part.tables.members)
-        space = SPACE.format(stages=self.problem.constraints.pp or self.max_stages)
-        return (space, MERGED) if merged else (space,)
+        regions = any(part.tables.all_regions for part in self.parts)
+        of = "all regions" if regions else "a region"
+        shares = "any" if any(self._shared(part) for part in self.parts) else "equal"
+        stages = self.problem.constraints.pp or self.max_stages
+        space = SPACE.format(stages=stages, shares=shares)
+        paid = any(part.family.prices is not None for part in self.parts)
+        return (space, *((MERGED.format(of=of),) if merged else ()), *((EGRESS,) if paid else ()))
 
 
 def _cells(

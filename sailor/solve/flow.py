@@ -131,15 +131,19 @@ def solve_cell(
     boxes = part.found[number].boxes
     if not boxes:
         return None
-    high_s = max(box.high_s for box in boxes) * (1 + 1e-9)
-    high_g = max(box.high_g for box in boxes) * (1 + 1e-9) + 1e-15
+    # Boxes hold the times of single kinds; those of a plan's mixed stages may lie beyond.
+    low_s, low_g = min(box.low_s for box in boxes), min(box.low_g for box in boxes)
+    count = max(part.cells[number].num_microbatches, 1)
+    spare = max(certificate.cutoff - count * low_s - low_g, 0.0)
+    high_s = (low_s + spare / count) * (1 + 1e-9)
+    high_g = (low_g + spare) * (1 + 1e-9) + 1e-15
     sets = kind_sets(part.programme)
     usable = list(templates(part.programme, part.cells[number], sets, high_s, high_g))
     sets = sorted({template.kinds for template in usable}, key=lambda kinds: (len(kinds), kinds))
     if len(usable) > _MOST_TEMPLATES or len(sets) > _MOST_SETS:
         return None
     model = _Model(part, number, certificate, usable, sets, rules)
-    model.build(min(box.low_s for box in boxes), min(box.low_g for box in boxes))
+    model.build(low_s, low_g)
     return model.solve(budget)
 
 

@@ -7,26 +7,33 @@ for every prices >= 0 the chain's cost with prices, minus the prices of what the
 Pure chains suffice: a stage of several kinds is no faster than each pipeline through it, and the
 prices of a plan are the average of those of its pipelines.
 
-Money is a product T R of time and dollars a second. With T >= Ta and R >= Ra it is at least
-Ra T + Ta R - Ra Ta, which is linear, so it is minimised (or limited) in the same programme.
+Money is a product T R of time and dollars a second. A box has a third range, Ra <= R <= Rb. With
+T >= Ta the product is at least Ra T + w (R - Ra) for 0 <= w <= Ta, which is linear, so it is
+minimised (or limited) in the same programme; R <= Rb is one more priced row.
 
 In a `coupled` cost model stage times are maxima over replicas and F counts in full. Where each
 pipeline keeps its own pace, the pipeline with the slowest stage takes (M - 1) Sa and the fill of
-the fastest chain at least; the mean over pipelines takes a small share (`_PIPELINE_SHARE`), with
-which prices still prove that a box holds no plan.
+the fastest chain at least; the mean over pipelines takes a small share, with which prices still
+prove that a box holds no plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve.lagrange_boxes import BoundCell, Box, CellBound, Money
 from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.lagrange_rows import Reach, Rows
+from sailor.solve.lagrange_priced import Priced
+from sailor.solve.lagrange_rates import Rates, next_value
+from sailor.solve.lagrange_rows import Furthest, Rows
 from sailor.solve.lagrange_tables import BoundTables
+
+__all__ = ["BoundCell", "Box", "BoxSearch", "CellBound", "Money", "lower_bounds"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,53 +41,11 @@ Ints = NDArray[np.int64]
 _AT_ONCE = 96  # boxes in one call: enough to spread numpy's overhead, and small enough for cache
 # Price steps of a box: on relaxed chains, then on exact ones. Narrow boxes get more exact ones.
 _COARSE_STEPS, _FINE_STEPS = (8, 1), (3, 8)
+_LAST_STEPS = (15, 40)  # of a box that is too narrow to be split
 _FINE = 0.01  # of the time
 _MOST_BOXES = 300  # of a cell, on average
 _SNAP = 200_000  # attainable stage times beyond this are not listed
 _SLACK = 1e-9
-_PIPELINE_SHARE = 0.02
-
-
-@dataclass(frozen=True)
-class Money:
-    """What the bound is of and which limits hold; times in seconds, money in dollars."""
-
-    cost: bool  # minimise dollars, not seconds
-    max_s: float | None = None
-    max_usd: float | None = None
-    max_gpus: int | None = None
-
-
-@dataclass(frozen=True)
-class BoundCell:
-    """All plans with `num_microbatches` a pipeline and `dp` or more pipelines, of one size."""
-
-    dp: int
-    num_microbatches: int
-    degrees: tuple[int, ...]  # degrees of data parallelism that it stands for
-    sync_s: Floats  # [K, U, U + 1] with the update
-    others: int = 0  # further pipelines, of which only the smallest replica is counted
-
-
-@dataclass(frozen=True)
-class Box:
-    """Ranges of S and G of one cell, with the bound found so far and the prices that gave it."""
-
-    cell: int
-    low_s: float
-    high_s: float
-    low_g: float
-    high_g: float
-    bound: float
-    prices: Floats = field(repr=False)
-
-
-@dataclass(frozen=True)
-class CellBound:
-    """No plan of the cell is below `bound`; `boxes` are those that are not closed."""
-
-    bound: float
-    boxes: tuple[Box, ...]
 
 
 def lower_bounds(
@@ -120,18 +85,19 @@ class BoxSearch:
         self.dp = np.array([cell.dp for cell in cells])
         self.count = np.array([cell.num_microbatches for cell in cells], dtype=np.int64)
         self.further = np.maximum(self.count - 1, 0)
-        self.sync_s = np.stack([cell.sync_s for cell in cells])
+        self.by_sync = Furthest(np.stack([cell.sync_s for cell in cells]))
         self.num_groups = len(tables.room)
         usage = np.zeros((self.num_groups, tables.num_kinds))
         usage[tables.group, np.arange(tables.num_kinds)] = tables.tp
         self.usage = usage / np.maximum(tables.room, 1)[:, None]
-        self.least_rate = self.dp * float(tables.usd_per_s.min())  # [C] dollars a second
-        self.max_s = np.inf if money.max_s is None else money.max_s * (1 + _SLACK)
+        self.egress_usd = np.array([cell.egress_usd for cell in cells])
+        self.crossing_usd = np.array([cell.crossing_usd for cell in cells])
+        self.home = cells[0].home
+        # [C] of the pipelines that count, at least one in the largest number that there may be.
+        self.least_crossing = np.array([0.0 if c.others else 1.0 / max(c.degrees) for c in cells])
         self.max_usd = np.inf if money.max_usd is None else money.max_usd * (1 + _SLACK)
-        # Seconds beyond which no plan of interest lies, by cell.
-        worst = cutoff / self.least_rate if money.cost else np.full(len(cells), cutoff)
-        self.horizon = np.minimum(worst, np.minimum(self.max_s, self.max_usd / self.least_rate))
-        self.num_rows = self.num_groups + 3
+        self.rates = Rates(programme, cells, money, cutoff)
+        self.num_rows = self.num_groups * (1 if self.home is None else 2) + 6
         gpus = int(tables.room.sum())
         gpus = gpus if money.max_gpus is None else min(gpus, money.max_gpus)
         others = np.array([cell.others for cell in cells])
@@ -153,14 +119,17 @@ class BoxSearch:
         while open_boxes and self.evaluations < most and not should_stop():
             open_boxes.sort(key=lambda box: box.bound)
             batch, open_boxes = open_boxes[:_AT_ONCE], open_boxes[_AT_ONCE:]
-            fine = [box for box in batch if self._width(box) <= _FINE]
-            coarse = [box for box in batch if self._width(box) > _FINE]
+            fine = [box for box in batch if sum(self._widths(box)) <= _FINE]
+            coarse = [box for box in batch if sum(self._widths(box)) > _FINE]
             for part, steps in ((coarse, _COARSE_STEPS), (fine, _FINE_STEPS)):
+                narrow: list[Box] = []
                 for box in self.evaluate(part, steps) if part else ():
-                    if self._width(box) <= self.tolerance:
-                        done.append(box)
+                    if sum(self._widths(box)) <= self.tolerance:
+                        narrow.append(box)
                     else:
                         open_boxes.extend(self.split(box))
+                # These aren't split, so their prices are found as well as can be.
+                done.extend(self.evaluate(narrow, _LAST_STEPS) if narrow else ())
         left: list[list[Box]] = [[] for _ in self.cells]
         for box in done + open_boxes:
             left[box.cell].append(box)
@@ -177,40 +146,52 @@ class BoxSearch:
         if not np.isfinite(low_s):
             return None
         box = Box(cell, low_s, np.inf, low_g, float(attainable[-1]), 0.0,
-                  np.zeros(self.num_rows))  # fmt: skip
+                  np.zeros(self.num_rows), *self.rates.first(cell))  # fmt: skip
         return self._tightened(box, float(self.further[cell]) * low_s + low_g)
 
     def _tightened(self, box: Box, least_s: float) -> Box | None:
         """Return the box without what lies beyond the horizon; `least_s` bounds its time."""
-        spare = float(self.horizon[box.cell]) * (1 + _SLACK) - least_s
+        spare = self.rates.horizon(box.cell, box.low_r) * (1 + _SLACK) - least_s
         if spare <= 0:
             return None
         further = int(self.further[box.cell])
         high_s, high_g = box.high_s, min(box.high_g, box.low_g + spare)
-        high_s = min(high_s, box.low_s + (spare / further if further else spare))
-        return self.snapped(replace(box, high_s=high_s, high_g=high_g))
+        # Of one microbatch S isn't counted beside the chain, which is no faster than it.
+        most_s = spare / further if further else spare + least_s - box.low_g - box.low_s
+        high_s = min(high_s, box.low_s + most_s)
+        high_r = self.rates.highest(box.cell, box.high_r, least_s)
+        return self.snapped(replace(box, high_s=high_s, high_g=high_g, high_r=high_r))
 
     def snapped(self, box: Box) -> Box | None:
         """Return the box with lower ends raised to what a stage can attain; None: empty."""
-        low_s = _next(self.attainable_s, box.low_s)
-        low_g = _next(self.attainable_g[box.cell], box.low_g)
+        low_s = next_value(self.attainable_s, box.low_s)
+        low_g = next_value(self.attainable_g[box.cell], box.low_g)
+        low_r = self.rates.snapped(box.low_r)
         if low_s > box.high_s * (1 + _SLACK) or low_g > box.high_g * (1 + _SLACK) + 1e-15:
             return None
+        if low_r > box.high_r * (1 + _SLACK):
+            return None
         return replace(
-            box, low_s=low_s, low_g=low_g,
+            box, low_s=low_s, low_g=low_g, low_r=low_r,
             high_s=max(low_s, box.high_s), high_g=max(low_g, box.high_g),
+            high_r=max(low_r, box.high_r),
         )  # fmt: skip
 
-    def _width(self, box: Box) -> float:
-        """Return how much of the time the ranges of S and G leave open."""
+    def _widths(self, box: Box) -> tuple[float, float, float]:
+        """Return how much of the time the ranges of S, G and R leave open."""
         further = int(self.further[box.cell])
-        width = max(further, 1) * (box.high_s - box.low_s) + box.high_g - box.low_g
         seconds = max(further * box.low_s + box.low_g, 1e-12)
-        return width / seconds
+        by_s = further * (box.high_s - box.low_s) / seconds
+        by_r = math.log(box.high_r / box.low_r) if self.money.counts else 0.0
+        return by_s, (box.high_g - box.low_g) / seconds, by_r
 
-    def split(self, box: Box) -> list[Box]:
-        by_s = max(int(self.further[box.cell]), 1) * (box.high_s - box.low_s)
-        if by_s >= box.high_g - box.low_g:
+    def split(self, box: Box, *, by_rate: bool = True) -> list[Box]:
+        """Return the halves of a box, by the range that leaves most open (R only if `by_rate`)."""
+        widths = self._widths(box)
+        if by_rate and self.money.counts and max(widths) == widths[2]:
+            middle = math.sqrt(box.low_r * box.high_r)
+            parts = [replace(box, high_r=middle), replace(box, low_r=middle)]
+        elif widths[0] >= widths[1]:
             middle = (box.low_s + box.high_s) / 2
             parts = [replace(box, high_s=middle), replace(box, low_s=middle)]
         else:
@@ -236,11 +217,16 @@ class BoxSearch:
         prices = np.array([box.prices for box in boxes])
         # The least time of a chain without prices: Ta.
         least_s = fixed + programme.relaxed(rows, reach).cost_s
-        scale = self.least_rate[cell] if self.money.cost else 1.0
-        bound = np.maximum([box.bound for box in boxes], least_s * scale)
-        alive = np.isfinite(least_s) & (least_s < self.horizon[cell] * (1 + _SLACK))
-        problem = _Priced(self, cell, fixed, least_s)
+        least = least_s
+        if self.money.cost:
+            least = least_s * np.array([box.low_r for box in boxes])
+            least = least + self.egress_usd[cell] + self.crossing_usd[cell]
+        bound = np.maximum([box.bound for box in boxes], least)
+        horizon = np.array([self.rates.horizon(box.cell, box.low_r) for box in boxes])
+        alive = np.isfinite(least_s) & (least_s < horizon * (1 + _SLACK))
+        problem = Priced(self, boxes, fixed, least_s)
         best_prices, step = prices.copy(), np.full(len(boxes), 1.0)
+        best = np.full(len(boxes), -np.inf)
         for turn in range(sum(steps)):
             some = np.flatnonzero(alive & (bound < self.cutoff))
             if not len(some):
@@ -249,8 +235,9 @@ class BoxSearch:
             if turn == steps[0]:
                 prices = best_prices.copy()
             value, slope = problem.value(programme, rows, reach, prices, some, exact=exact)
-            better = value > bound[some]
+            better = value > best[some]
             best_prices[some[better]] = prices[some[better]]
+            best[some[better]] = value[better]
             step[some[~better]] *= 0.7
             bound[some] = np.maximum(bound[some], value)
             steepness = (slope**2).sum(axis=1)
@@ -258,7 +245,8 @@ class BoxSearch:
             move = np.divide(
                 step[some] * short, steepness, out=np.zeros_like(short), where=steepness > 0
             )
-            prices[some] = np.maximum(prices[some] + move[:, None] * slope, 0.0)
+            moved = np.maximum(prices[some] + move[:, None] * slope, 0.0)
+            prices[some] = problem.capped(moved, some)
         kept = []
         for number, box in enumerate(boxes):
             if not alive[number] or bound[number] >= self.cutoff:
@@ -287,18 +275,7 @@ class BoxSearch:
 
     def sync_reach(self, cell: Ints, high_g: Floats) -> Ints:
         """Return [B, K, U]: the furthest cut whose sync is within G."""
-        cut = np.arange(self.programme.units + 1)
-        limit = (high_g * (1 + _SLACK) + 1e-15)[:, None, None, None]
-        reach: Ints = np.where(self.sync_s[cell] <= limit, cut, 0).max(axis=3)
-        return reach
-
-
-def _next(values: Floats, low: float) -> float:
-    """Return the least of the sorted values that is not below `low`, less rounding."""
-    if not len(values):
-        return low
-    place = int(np.searchsorted(values, low * (1 - _SLACK)))
-    return max(low, float(values[place]) * (1 - 1e-11)) if place < len(values) else np.inf
+        return self.by_sync.within(cell, high_g * (1 + _SLACK) + 1e-15)
 
 
 def _stage_times(tables: BoundTables) -> Floats:
@@ -318,83 +295,3 @@ def _stage_times(tables: BoundTables) -> Floats:
     if len(compute) * len(moves) > _SNAP:
         return np.zeros(0)
     return np.unique((compute[:, None] + moves[None, :]).ravel())
-
-
-class _Priced:
-    """The Lagrangian of a batch of boxes: objective, and rows that are priced.
-
-    Every row i says f_i F + sum_k a_ik stages_k <= 1 (its right-hand side is scaled to 1).
-    """
-
-    def __init__(self, search: BoxSearch, cell: Ints, fixed: Floats, least_s: Floats) -> None:
-        tables = search.programme.tables
-        size, kinds = len(fixed), tables.num_kinds
-        dp = search.dp[cell].astype(float)
-        least_r = search.least_rate[cell]
-        self.rate = dp[:, None] * tables.usd_per_s  # [B, K] dollars a second of one stage
-        self.cutoff = search.cutoff
-        # T >= fixed + share * F, where F is the mean of the pipelines' sums of stage times.
-        self.fixed, share = fixed, 1.0
-        if not tables.coupled:
-            share = _PIPELINE_SHARE
-            floor = search.further[cell] * search.least_stage_s + np.array(search.least_g)[cell]
-            self.fixed = (1 - share) * np.where(np.isfinite(least_s), least_s, 0.0) + share * floor
-            fixed = self.fixed
-        cost = search.money.cost
-        safe_s = np.where(np.isfinite(least_s), least_s, 0.0)
-        # Objective: time_weight * (fixed + F) + rate_weight * R + constant.
-        self.weight = least_r if cost else np.ones(size)
-        self.time_weight = share * self.weight
-        self.rate_weight = safe_s if cost else np.zeros(size)
-        self.constant = -least_r * safe_s if cost else np.zeros(size)
-        rows = search.num_rows
-        self.on_time = np.zeros((size, rows))
-        self.on_stage = np.zeros((size, rows, kinds))
-        groups = search.num_groups
-        self.on_stage[:, :groups] = dp[:, None, None] * search.usage
-        gpus = np.maximum(search.gpus_left[cell], 1e-9)
-        self.on_stage[:, groups] = dp[:, None] * tables.tp / gpus[:, None]
-        if np.isfinite(search.max_s):
-            left = np.maximum(search.max_s - fixed, 1e-12)
-            self.on_time[:, groups + 1] = share / left
-        if np.isfinite(search.max_usd):
-            left = np.maximum(search.max_usd + least_r * safe_s - least_r * fixed, 1e-12)
-            self.on_time[:, groups + 2] = share * least_r / left
-            self.on_stage[:, groups + 2] = (safe_s / left)[:, None] * self.rate
-        self.active = (self.on_time > 0) | (self.on_stage > 0).any(axis=2)
-
-    def value(
-        self,
-        programme: ChainProgramme,
-        rows: Rows,
-        reach: Reach,
-        prices: Floats,
-        some: Ints,
-        *,
-        exact: bool,
-    ) -> tuple[Floats, Floats]:
-        """Return the bound of some boxes at their prices, and its slope in the prices."""
-        price = np.where(self.active[some], prices[some], 0.0)
-        on_time, on_stage = self.on_time[some], self.on_stage[some]
-        weight = self.time_weight[some] + (price * on_time).sum(axis=1)
-        stage = np.einsum("br,brk->bk", price, on_stage)
-        stage += self.rate_weight[some][:, None] * self.rate[some]
-        part = replace(rows.take(some), prices=stage / weight[:, None])
-        # A chain of this cost closes the box; what is beyond needn't be known.
-        base = self.weight[some] * self.fixed[some] + self.constant[some]
-        enough = (self.cutoff + price.sum(axis=1) - base) / weight
-        within = reach.take(some)
-        if exact:
-            chains = programme.solve(part, within, enough * (1 + 1e-12))
-        else:
-            chains = programme.relaxed(part, within)
-        stages = chains.stages.astype(float)
-        total = np.where(np.isfinite(chains.cost_s), chains.cost_s * weight, np.inf)
-        value = base + total - price.sum(axis=1)
-        seconds = np.where(
-            np.isfinite(chains.cost_s),
-            chains.cost_s - (stages * stage / weight[:, None]).sum(axis=1),
-            0.0,
-        )
-        slope = on_time * seconds[:, None] + np.einsum("brk,bk->br", on_stage, stages) - 1.0
-        return value, np.where(self.active[some], slope, 0.0)
