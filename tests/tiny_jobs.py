@@ -21,8 +21,8 @@ def tiny_job(
     cost_model: str = "sailor",
     **more: Any,
 ) -> dict[str, Any]:
-    """A job of four units over at most two GPU types and two zones, priced by hand."""
-    names = ["us-central1-a", "us-central1-b"][:zones]
+    """A job of four units over at most two GPU types and three zones, priced by hand."""
+    names = ["us-central1-a", "us-central1-b", "us-central1-c"][:zones]
     a2, n1 = ["a2-highgpu-1g", "a2-highgpu-2g"], ["n1-v100-1", "n1-v100-2"]
     pool: list[dict[str, Any]] = [
         {"zone": zone, "gpu": "A100-40GB", "quota": a100, "node_types": a2} for zone in names

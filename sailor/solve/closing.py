@@ -7,44 +7,53 @@ the best pipeline of each, and a box with too many partial pipelines is split ag
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve.box_values import BoxValues
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate, Part
 from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search
 from sailor.solve.grid import cells
-from sailor.solve.lagrange import BoundCell, Box, BoxSearch, CellBound
-from sailor.solve.lagrange_ahead import ahead_by_place
-from sailor.solve.lagrange_rows import Rows
+from sailor.solve.lagrange import BoundCell, Box, BoxSearch, CellBound, Money
 from sailor.solve.positional import Found, Limits, PositionalProgramme, TooManyLabelsError
+from sailor.solve.positional_layouts import CellRings, layouts
+from sailor.solve.positional_prices import PriceVectors
 from sailor.solve.positional_sets import KindSets
 from sailor.solve.refine import Scored
-from sailor.solve.search import Budget
+from sailor.solve.search import PROVEN_GAP, Budget
+from sailor.solve.set_bound import Ranges, SetProgramme
 from sailor.solve.sketch import Sketches, to_batch
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_STEPS = (20, 4)  # price steps of a box before the programme runs in it
+_STEPS = (20, 4)  # price steps of a cell's only box, where nothing else is known of it
+_FIRST_STEPS, _MORE_STEPS = 60, 25  # price steps over kind sets, of a first box and of its parts
 _WIDTH, _NARROWEST = 0.04, 0.002  # of the time: what S and G of a box leave open
+_RATE_STEP = 1e-3  # of a rate: what a box is looked at again for
 _LABELS, _MOST_LABELS = 8_000, 300_000  # of a layer, in the widest boxes and in any
-# Labels are looked at with the prices of the box, and with fewer and more for all GPUs.
-_WEIGHTS = np.array([1.0, 0.6, 1.5, 3.0, 30.0])
 _LABELS_BY_SETS = 10_000_000  # labels times kind sets: each pair of them takes some memory
+# CPU seconds of a cell, until the others have had as many: most are decided in less than the first.
+_CELL_S = (1.0, 4.0, 16.0, 64.0)
 _MOST_FOUND = 6  # pipelines of a cell that become sketches
 _MOST_SHARES = 64
 
 
 @dataclass(frozen=True)
 class Closed:
-    """What is known of a cell: a bound, the pipelines found, and the boxes that are left."""
+    """What is known of a cell: a bound, the pipelines found, and the boxes that are left.
 
-    bound_s: float
+    The bound is in seconds or dollars, as the objective is.
+    """
+
+    bound: float
     found: tuple[Found, ...]
     boxes: tuple[Box, ...]
     done: bool
@@ -59,12 +68,15 @@ class Decide:
     cell: BoundCell
     found: CellBound
     gap: float
+    most_s: float  # CPU seconds, after which it is put off
 
     def run(self, certificate: Certificate, budget: Budget) -> Closed | None:
         """Return what the positional programme makes of the cell."""
         part = certificate.parts[self.place]
         part.cells[self.number], part.found[self.number] = self.cell, self.found
-        return decide_cell(part, self.number, certificate, self.gap, budget)
+        end_s = time.process_time() + self.most_s
+        own = Budget(budget.left_s(), lambda: budget.over() or time.process_time() > end_s)
+        return decide_cell(part, self.number, certificate, self.gap, own)
 
 
 def decide_cells(
@@ -72,38 +84,36 @@ def decide_cells(
 ) -> Iterator[list[Scored]]:
     """Decide the open cells, lowest bound first; yield the sketches of the pipelines found.
 
-    The bounds go into the certificate, whose cutoff may fall between two yields. Only for time
-    as the objective and coupled cost models.
+    The bounds go into the certificate, whose cutoff may fall between two yields. Only for coupled
+    cost models.
     """
-    if certificate.money.cost or certificate.money.max_usd is not None:
-        return
     grid = cells(certificate.problem, search.pools, frozenset())
-    tried: set[tuple[int, int]] = set()
+    tried: dict[tuple[int, int], int] = {}  # cells that were put off, and how often
 
     def pick() -> Decide | None:
         wanted = certificate.cutoff * (1 - gap) * (1 - 1e-9)
         work = [
-            (part.found[number].bound, place, number)
+            (tried.get((place, number), 0), part.found[number].bound, place, number)
             for place, part in enumerate(certificate.parts)
             if part.tables.coupled
             for number in part.open(wanted)
-            if number not in part.decided and (place, number) not in tried
+            if number not in part.decided and tried.get((place, number), 0) < len(_CELL_S)
         ]
         if not work:
             return None
-        _, place, number = min(work)
-        tried.add((place, number))
+        times, _, place, number = min(work)
+        tried[place, number] = times + 1
         part = certificate.parts[place]
-        return Decide(place, number, part.cells[number], part.found[number], gap)
+        return Decide(place, number, part.cells[number], part.found[number], gap, _CELL_S[times])
 
     for task, closed in workers.run(pick, budget):
         if closed is None or not isinstance(task, Decide):
             continue
         part, number = certificate.parts[task.place], task.number
-        if closed.done:
+        if closed.done and task.gap <= PROVEN_GAP:
             part.decided.add(number)
         old = part.found[number]
-        part.found[number] = CellBound(max(old.bound, closed.bound_s), closed.boxes)
+        part.found[number] = CellBound(max(old.bound, closed.bound), closed.boxes)
         yield [
             scored
             for found in closed.found
@@ -117,127 +127,167 @@ def decide_cell(
     """Look for pipelines below the cutoff less the gap; None: too many kinds for the programme."""
     cell = part.cells[number]
     money, cutoff = certificate.money, certificate.cutoff
-    space = KindSets(part.programme, cell, money.max_gpus)
-    if not space.usable:
+    spaces = _spaces(part, cell, money)
+    if not spaces:
         return None
     search = BoxSearch(part.programme, [cell], money, cutoff, 0.0)
-    run = _CellRun(search, PositionalProgramme(space), budget)
-    return run.run(part.found[number].boxes, cutoff * (1 - gap))
+    wanted = cutoff * (1 - gap)
+    answers: list[Closed] = []
+    for space in spaces:
+        run = _CellRun(search, space, budget)
+        answers.append(run.run(part.found[number].boxes, wanted))
+        wanted = min(wanted, run.best)
+    return Closed(
+        min(answer.bound for answer in answers),
+        tuple(found for answer in answers for found in answer.found)[-_MOST_FOUND:],
+        tuple(box for answer in answers for box in answer.boxes),
+        done=all(answer.done for answer in answers),
+    )
+
+
+def _spaces(part: Part, cell: BoundCell, money: Money) -> list[KindSets]:
+    """Return the kind sets of each layout of the zones, or of all of them together."""
+    rings = CellRings(part.tables, cell.degrees)
+    spaces = [
+        KindSets(part.programme, cell, money.max_gpus, layout, rings=rings, rates=money.counts)
+        for layout in layouts(part.tables, max(cell.degrees))
+        if part.family.allows(layout)
+    ]
+    if not all(space.usable or not space.sets for space in spaces):
+        spaces = [KindSets(part.programme, cell, money.max_gpus, rates=money.counts)]
+    return [space for space in spaces if space.usable]
+
+
+@dataclass(frozen=True, order=True)
+class _Open:
+    """A box that may hold something, lowest bound first; with its prices of the rows of sets."""
+
+    bound: float
+    made: int
+    box: Box = field(compare=False)
+    prices: Floats = field(compare=False)
 
 
 class _CellRun:
     """The search over the boxes of one cell."""
 
-    def __init__(self, search: BoxSearch, programme: PositionalProgramme, budget: Budget) -> None:
-        self.search, self.programme, self.budget = search, programme, budget
-        self.num_sets = len(programme.space.sets)
-        self.further = max(int(search.further[0]), 1)
+    def __init__(self, search: BoxSearch, space: KindSets, budget: Budget) -> None:
+        self.search, self.space, self.budget = search, space, budget
+        self.values = BoxValues(search, space)
+        self.bounds = SetProgramme(space)
+        self.programme: PositionalProgramme | None = None
+        self.num_sets = len(space.sets)
+        self.heap: list[_Open] = []
+        self.made = 0
+        self.best = np.inf
 
-    def run(self, boxes: Sequence[Box], wanted_s: float) -> Closed:
+    def run(self, boxes: Sequence[Box], wanted: float) -> Closed:
         first = [replace(box, cell=0) for box in boxes]
         if not first:
             whole = self.search.first_box(0)
-            first = [] if whole is None else [whole]
-        best_s = wanted_s
+            first = [] if whole is None else self.search.evaluate([whole], _STEPS)
+        self.best = wanted
         found: list[Found] = []
-        heap: list[tuple[float, int, float, Box]] = []
-        made = 0
-
-        def push(some: Sequence[Box], width: float) -> None:
-            nonlocal made
-            merged = self._merged(some, width * wanted_s)
-            for box in self.search.evaluate(merged, _STEPS) if merged else ():
-                if box.bound < best_s:
-                    made += 1
-                    heappush(heap, (box.bound, made, width, box))
-
-        push(first, _WIDTH)
-        while heap and heap[0][0] < best_s and not self.budget.over():
-            bound, number, width, box = heappop(heap)
+        for start in self.values.first(first, wanted):
+            self._push(start, self._first_prices(start), _FIRST_STEPS)
+        while self.heap and self.heap[0].bound < self.best and not self.budget.over():
+            one = heappop(self.heap)
+            width = self.values.width_s(one.box) / max(
+                self.values.limit_s(one.box, self.best), 1e-12
+            )
+            if width > _WIDTH:
+                self._split(one)
+                continue
             try:
-                most = min(_most_labels(width), _LABELS_BY_SETS // self.num_sets)
-                here = self._solve(box, best_s, most)
+                here = self._solve(one, width)
             except TooManyLabelsError:
                 if width < _NARROWEST or self.budget.over():
-                    heappush(heap, (bound, number, width, box))
+                    heappush(self.heap, one)
                     break
-                push(self._parts(box, first), width / 2)
+                self._split(one)
                 continue
             if here is not None:
                 found.append(here)
-                best_s = min(best_s, here.seconds)
-        left = tuple(box for bound, _, _, box in heap if bound < best_s)
-        bound_s = min([best_s, *(box.bound for box in left)])
-        return Closed(bound_s, tuple(found[-_MOST_FOUND:]), left, done=not left)
+                self._settle(one, here.seconds)
+        left = [one for one in self.heap if one.bound < self.best]
+        return Closed(
+            min([self.best, *(one.bound for one in left)]),
+            tuple(found[-_MOST_FOUND:]),
+            tuple(one.box for one in left),
+            done=not left,
+        )
 
-    def _merged(self, boxes: Sequence[Box], width_s: float) -> list[Box]:
-        """Return fewer boxes that cover the given ones, none wider than `width_s` if it can be."""
-        if not boxes:
-            return []
-        low_s, high_s = min(b.low_s for b in boxes), max(b.high_s for b in boxes)
-        low_g, high_g = min(b.low_g for b in boxes), max(b.high_g for b in boxes)
-        by_s, by_g = self.further * (high_s - low_s), high_g - low_g
-        if len(boxes) == 1 or by_s + by_g <= width_s:
-            lowest = min(boxes, key=lambda box: box.bound)
-            return [replace(lowest, low_s=low_s, high_s=high_s, low_g=low_g, high_g=high_g)]
-        if by_s >= by_g:
-            ordered = sorted(boxes, key=lambda box: box.low_s + box.high_s)
+    def _settle(self, one: _Open, seconds: float) -> None:
+        """Take the least time of a box for its value, or look closer at its rates."""
+        values = self.values
+        box = replace(one.box, bound=max(one.bound, values.value(one.box, seconds)))
+        narrow = values.narrowed(box, seconds, self.best)
+        if values.wide_rates(narrow):
+            for part in values.by_rate(narrow):
+                self._push(part, one.prices, _MORE_STEPS, seconds)
+        elif narrow.high_r < box.high_r * (1 - _RATE_STEP):
+            self._push(narrow, one.prices, _MORE_STEPS, seconds)
         else:
-            ordered = sorted(boxes, key=lambda box: box.low_g + box.high_g)
-        half = len(ordered) // 2
-        return self._merged(ordered[:half], width_s) + self._merged(ordered[half:], width_s)
+            self.best = min(self.best, box.bound)
 
-    def _parts(self, box: Box, first: Sequence[Box]) -> list[Box]:
-        """Return boxes that cover what a box has in common with the first ones, and are smaller."""
-        inside = [_common(one, box) for one in first if _meet(one, box)]
-        if len(inside) > 1:
-            return inside
-        return self.search.split(box)
+    def _push(self, box: Box, prices: Floats, steps: int, least_s: float = 0.0) -> None:
+        """Bound a box, and keep it if it may hold something better than the best."""
+        limit_s = self.values.limit_s(box, self.best)
+        self.bounds.room[: len(self.space.room)] = self._space_of(box, least_s).room
+        seconds, prices = self.bounds.bound(ranges_of(box), prices, limit_s, steps)
+        seconds = max(seconds, least_s)
+        if seconds >= limit_s:
+            return
+        bound = max(box.bound, self.values.value(box, seconds))
+        if bound < self.best:
+            self.made += 1
+            box = self.values.narrowed(replace(box, bound=bound), seconds, self.best)
+            heappush(self.heap, _Open(bound, self.made, box, prices))
 
-    def _solve(self, box: Box, best_s: float, most: int) -> Found | None:
-        search, chains = self.search, self.search.programme
-        weights = _WEIGHTS[:, None] * box.prices
-        rows = Rows(
-            ceiling_s=np.full(len(weights), box.high_s),
-            reach=np.repeat(
-                search.sync_reach(np.array([0]), np.array([box.high_g])), len(weights), axis=0
-            ),
-            prices=np.stack([search.stage_prices(0, prices) for prices in weights]),
-            num_microbatches=np.repeat(search.count[:1], len(weights)),
-        )
-        ahead = ahead_by_place(chains, rows, chains.ceilings(rows))
+    def _space_of(self, box: Box, least_s: float = 0.0) -> KindSets:
+        """Return the kind sets with what pipelines of the box may cost a second."""
+        if not self.values.money.counts:
+            return self.space
+        return self.space.with_rate(box.high_r, self.values.at_home(box, least_s, self.best))
+
+    def _first_prices(self, box: Box) -> Floats:
+        """Return the prices of the Lagrangian bound, as prices of one GPU of a pipeline."""
+        groups = self.search.num_groups
+        prices = np.zeros(len(self.bounds.room))
+        room = self.search.programme.tables.room
+        prices[:groups] = box.prices[:groups] * float(self.search.dp[0]) / np.maximum(room, 1)
+        return prices
+
+    def _split(self, one: _Open) -> None:
+        for part in self.values.split(one.box):
+            self._push(part, one.prices, _MORE_STEPS)
+
+    def _solve(self, one: _Open, width: float) -> Found | None:
+        """Return the best pipeline of a box, by the positional programme."""
+        ranges, space = ranges_of(one.box), self._space_of(one.box)
+        self.bounds.room[: len(space.room)] = space.room
+        if self.programme is None or space is not self.space:
+            self.programme = PositionalProgramme(space)
         limits = Limits(
-            low_s=box.low_s,
-            high_s=box.high_s,
-            low_g=box.low_g,
-            high_g=box.high_g,
-            cutoff_s=best_s,
-            prices=search.stage_prices(0, box.prices),
-            paid=float(search.room_prices(box.prices).sum()),
-            weights=_WEIGHTS,
+            low_s=ranges.low_s,
+            high_s=ranges.high_s,
+            low_g=ranges.low_g,
+            high_g=ranges.high_g,
+            cutoff_s=self.values.limit_s(one.box, self.best),
         )
-        return self.programme.run(limits, ahead, most, self.budget.over)
+        most = min(_most_labels(width), _LABELS_BY_SETS // self.num_sets)
+        prices = PriceVectors(self.bounds, ranges, one.prices)
+        return self.programme.run(limits, prices, most, self.budget.over)
+
+
+def ranges_of(box: Box) -> Ranges:
+    """Return the times of a box."""
+    return Ranges(box.low_s, box.high_s, box.low_g, box.high_g)
 
 
 def _most_labels(width: float) -> int:
     """Return how many labels of a layer a box of that width is worth."""
-    return int(min(_MOST_LABELS, _LABELS * _WIDTH / width))
-
-
-def _meet(one: Box, other: Box) -> bool:
-    """Return whether two boxes have anything in common."""
-    in_s = one.low_s <= other.high_s and other.low_s <= one.high_s
-    return in_s and one.low_g <= other.high_g and other.low_g <= one.high_g
-
-
-def _common(one: Box, other: Box) -> Box:
-    """Return what two boxes have in common."""
-    return replace(
-        one,
-        low_s=max(one.low_s, other.low_s), high_s=min(one.high_s, other.high_s),
-        low_g=max(one.low_g, other.low_g), high_g=min(one.high_g, other.high_g),
-        bound=max(one.bound, other.bound),
-    )  # fmt: skip
+    return int(min(_MOST_LABELS, _LABELS * _WIDTH / max(width, _NARROWEST / 100)))
 
 
 def sketch_of(

@@ -10,7 +10,7 @@ most as many kinds beyond one each as there are pools: no pipeline needs more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from copy import copy
 from itertools import combinations, product
 from math import gcd
 
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from sailor.solve.lagrange import BoundCell
 from sailor.solve.lagrange_dp import ChainProgramme
+from sailor.solve.positional_layouts import CellRings, Layout, ZoneSends, room_of_zones
 from sailor.solve.positional_zones import (
+    between_groups,
     crosses,
     crossing_sends_s,
     crossing_sync_s,
@@ -30,19 +32,35 @@ from sailor.solve.positional_zones import (
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-_MOST_SETS, _MOST_MIXES = 90, 20_000
+_MOST_SETS = 90
+_RATE_PARTS = 4_000  # of the dearest GPU's price, in which rates are counted
 
 
 class KindSets:
     """The kind sets of one cell; `usable` is False where there are too many."""
 
-    def __init__(self, programme: ChainProgramme, cell: BoundCell, max_gpus: int | None) -> None:
-        self.programme, self.cell = programme, cell
+    def __init__(
+        self,
+        programme: ChainProgramme,
+        cell: BoundCell,
+        max_gpus: int | None,
+        layout: Layout | None = None,
+        *,
+        rings: CellRings | None = None,
+        rates: bool = False,
+    ) -> None:
+        """`rings` are those of the cell, where several layouts share them.
+
+        `rates`: what pipelines cost a second is counted, too, up to a rate of `with_rate`."""
+        self.programme, self.cell, self.layout = programme, cell, layout
+        self.rings = rings or CellRings(programme.tables, cell.degrees)
         tables = programme.tables
         self.units = tables.num_units
-        self.extra = len(tables.room) + (max_gpus is not None)
+        within = layout is not None and layout.zones is not None
+        self.extra = len(tables.room) + (max_gpus is not None or within) + rates
         self.paired = self._far_apart()
-        if self.paired:
+        if self.paired or cell.home is not None:
+            # With the rooms of a home zone there are too many rows to cut stages down by.
             self.extra = len(tables.room) * programme.max_stages
         self.sets = self._kind_sets()
         self.spread = np.zeros(len(self.sets), dtype=np.bool_)
@@ -51,19 +69,66 @@ class KindSets:
             self.sets, self.spread = with_zones(
                 tables, self.sets, cell.dp, cut_down=not self.paired
             )
+        # Sets whose transfer to the next stage crosses zones, where a layout tells.
+        self.flagged = np.zeros(len(self.sets), dtype=np.bool_)
+        self.need_flag = layout is not None and layout.crosses
+        if layout is not None:
+            self._laid_out(layout)
+        self.ends = ~self.flagged  # sets that may be the last stage
         self.usable = 0 < len(self.sets) <= _MOST_SETS
         if not self.usable:
             return
         self._stages()
         self._edges()
         self._rooms(max_gpus)
-        if self.paired:
-            self.mix_next = np.zeros((1, len(self.sets)), dtype=np.int64)
+        if rates:
+            self._rates()
+
+    def _laid_out(self, layout: Layout) -> None:
+        """Keep the sets that stages of the layout can have, and say in which zones they lie.
+
+        `zones` is how many at the least, `within` which ones, where that is told apart.
+        """
+        if not layout.crosses:
+            chosen = self.spread if layout.zones != 1 else ~self.spread
+            self.sets = [kinds for kinds, one in zip(self.sets, chosen, strict=True) if one]
+            self.spread, self.flagged = self.spread[chosen], self.flagged[chosen]
+            self.zones = self._fewest_zones(layout.zones or 1)
+            self.within: list[tuple[int, ...]] = [()] * len(self.sets)
             return
-        found = _mixes(tuple(len(kinds) for kinds in self.sets), self.extra)
-        self.usable = found is not None
-        if found is not None:
-            self.mix_next = found
+        zones = self._fewest_zones(1)
+        sets, spread, fewest, within = [], [], [], []
+        for kinds, far, count in zip(self.sets, self.spread.tolist(), zones, strict=True):
+            told = self._told_apart(kinds) if far else []
+            fewest += [len(one) for one in told] + [len(told[0]) + 1 if told else count]
+            within += [*told, ()]
+            sets += [kinds] * (len(told) + 1)
+            spread += [far] * (len(told) + 1)
+        # Each twice, the second time with a transfer to the next stage that crosses.
+        self.flagged = np.repeat([False, True], len(sets))
+        self.sets, self.within, self.zones = sets * 2, within * 2, fewest * 2
+        self.spread = np.array(spread * 2, dtype=np.bool_)
+
+    def _told_apart(self, kinds: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the fewest zones that a stage of these kinds can lie in, if two can't share them.
+
+        Where stages are cut down their GPUs are not known, unless there is but one group.
+        """
+        tables = self.programme.tables
+        if len(kinds) > 1 or not (self.paired or len(tables.room) == 1):
+            return []
+        gpus = int(tables.tp[kinds[0]]) * self.cell.dp
+        return self.rings.narrow(int(tables.group[kinds[0]]), gpus)
+
+    def _fewest_zones(self, zones: int) -> list[int]:
+        """Return how many zones the stages of each set lie in at the least."""
+        tables = self.programme.tables
+        largest = max(tables.largest_zone, 1)
+        least = [int(tables.tp[list(kinds)].min()) * self.cell.dp for kinds in self.sets]
+        return [
+            max(-(-gpus // largest), 1 + int(spread), zones)
+            for gpus, spread in zip(least, self.spread, strict=True)
+        ]
 
     def _kind_sets(self) -> list[tuple[int, ...]]:
         """Return the sets with at most one kind of each pool, smallest first."""
@@ -84,16 +149,37 @@ class KindSets:
     def _stages(self) -> None:
         tables = self.programme.tables
         own = [list(kinds) for kinds in self.sets]
-        self.sync_by_tp: dict[int, Floats] = {}
         self.compute_s = np.stack([tables.compute_s[k].max(axis=0) for k in own])  # [J, U, U + 1]
         self.sync_s = np.stack([self._sync(k) for k in own])
-        for number in np.flatnonzero(self.spread):
-            crossing = crossing_sync_s(tables, self.cell.degrees, own[number])
-            self.sync_s[number] = np.maximum(self.sync_s[number], crossing)
+        if self.layout is not None:
+            self._rings(self.layout)
+        else:
+            for number in np.flatnonzero(self.spread):
+                crossing = crossing_sync_s(tables, self.cell.degrees, own[number])
+                self.sync_s[number] = np.maximum(self.sync_s[number], crossing)
         self.pure = np.array([len(k) == 1 for k in own])
         self.reach: dict[int, Ints] = {}
-        single = tables.longest(1, single=True)[:, 0]
+        single = self.programme.reach_single[:, 0]
         self.whole = np.array([bool((single[k] >= self.units).all()) for k in own])
+        self.whole &= not self.need_flag  # a single stage sends nothing
+
+    def _rings(self, layout: Layout) -> None:
+        """Count the gradient sync of every stage round the zones that it lies in."""
+        tables = self.programme.tables
+        exactly = layout.zones is not None
+        for number in np.flatnonzero(self.spread):
+            kinds = list(self.sets[number])
+            update = tables.update_s[kinds].min(axis=0)
+            most_tp = int(tables.tp[kinds].min())
+            groups = between_groups(tables, kinds)
+            within = self.within[number]
+            if within:
+                ring = self.rings.round_these_s(most_tp, within)
+            else:
+                ring = self.rings.round_zones_s(
+                    most_tp, self.zones[number], exactly=exactly, groups=groups
+                )
+            self.sync_s[number] = np.maximum(self.sync_s[number], ring + update)
 
     def _sync(self, kinds: Sequence[int]) -> Floats:
         """Return [U, U + 1]: least sync with update of a stage that these kinds take part in."""
@@ -102,9 +188,7 @@ class KindSets:
         if len(kinds) == 1:
             alone: Floats = self.cell.sync_s[kinds[0]]
             return alone
-        if least not in self.sync_by_tp:
-            self.sync_by_tp[least] = tables.sync_s(self.cell.degrees, least) + tables.update_s
-        of_all: Floats = self.sync_by_tp[least][list(kinds)].max(axis=0)
+        of_all: Floats = self.rings.of_kinds_s(least)[list(kinds)].max(axis=0)
         return of_all
 
     def _far_apart(self) -> bool:
@@ -158,14 +242,35 @@ class KindSets:
         self.back_s = between(backward)
         if self.zoned:
             crossing = crosses(tables, self.sets, self.spread, self.cell.dp)
+            crossing |= self.flagged[:, None]
             for seconds, apart in zip(
                 (self.fore_s, self.back_s), crossing_sends_s(tables), strict=True
             ):
                 for a, b in zip(*np.nonzero(crossing), strict=True):
                     least = apart[np.ix_(own[a], own[b])].min(axis=(0, 1))
                     seconds[a, b] = np.maximum(seconds[a, b], least)
+        if self.layout is not None:
+            self._lay_out_edges(crossing)
         sent = backward.min(axis=0)  # [K, U + 1] over who stands before
         self.least_back_s = np.stack([sent[k].max(axis=0) for k in own])
+
+    def _lay_out_edges(self, crossing: NDArray[np.bool_]) -> None:
+        """Count transfers that stay in zones as slow as the slowest of the zones they are in.
+
+        Those that cross are of flagged stages, and of no other.
+        """
+        sends = ZoneSends(self.programme.tables, cut_down=True)
+        known: dict[tuple[tuple[int, ...], tuple[int, ...], int], Floats] = {}
+        for a, b in zip(*np.nonzero(~self.flagged[:, None] & ~crossing), strict=True):
+            count = max(self.zones[a], self.zones[b])
+            key = (self.sets[a], self.sets[b], count)
+            if key not in known:
+                known[key] = sends.least(*key)
+            self.fore_s[a, b] = np.maximum(self.fore_s[a, b], known[key][0])
+            self.back_s[a, b] = np.maximum(self.back_s[a, b], known[key][1])
+            if self.within[a] and self.within[b] and self.within[a] != self.within[b]:
+                self.fore_s[a, b] = np.inf  # some pipeline goes from the one to the other
+        self.fore_s[crossing & ~self.flagged[:, None]] = np.inf
 
     def _rooms(self, max_gpus: int | None) -> None:
         """Weights of the pools whose weighted room every plan must respect."""
@@ -174,7 +279,6 @@ class KindSets:
         rows: dict[tuple[int, ...], None] = {}
         for group in range(groups):
             rows[tuple(int(g == group) for g in range(groups))] = None
-        axes = len(rows)
         for kinds in self.sets:
             if len(kinds) > 1:
                 # The face of all shares of this stage, and of those with the same proportions.
@@ -186,9 +290,13 @@ class KindSets:
                 rows[tuple(w // divisor for w in weight)] = None
         weights = np.array(list(rows), dtype=np.int64)  # [Q, R]
         room = weights @ tables.room
-        if max_gpus is not None:
+        most = [] if max_gpus is None else [max_gpus]
+        if self.layout is not None and self.layout.zones is not None:
+            most.append(room_of_zones(tables, self.layout.zones))
+        if most:
             weights = np.vstack([weights, np.ones((1, groups), dtype=np.int64)])
-            room = np.append(room, max_gpus)
+            room = np.append(room, min(most))
+        self.weights: Ints = weights
         self.room: Ints = room // dp  # [Q] a pipeline
         self.use: Ints = np.stack(
             [
@@ -196,9 +304,51 @@ class KindSets:
                 for kinds in self.sets
             ]
         )  # [J, Q]
-        base = np.concatenate(([1], np.cumprod(self.room[:axes] + 1)[:-1]))
-        self.num_codes = int(np.prod(self.room[:axes] + 1))
-        self.code = np.where(self.pure, self.use[:, :axes] @ base, 0)
+        if self.layout is not None:
+            self._rooms_of_zones()
+
+    def _rooms_of_zones(self) -> None:
+        """Add a row for each zone that stages in certain zones must take much of."""
+        gpus, dp = self.rings.gpus, self.cell.dp
+        for zone, room in enumerate(gpus):
+            least = [
+                int(self.programme.tables.tp[kinds[0]]) * dp - sum(gpus[z] for z in within) + room
+                if zone in within
+                else 0
+                for kinds, within in zip(self.sets, self.within, strict=True)
+            ]
+            use = np.maximum(np.array(least, dtype=np.int64), 0)
+            if use.any():
+                divisor = int(np.gcd.reduce([*use.tolist(), room]))
+                self.use = np.hstack([self.use, use[:, None] // divisor])
+                self.room = np.append(self.room, room // divisor)
+
+    def _rates(self) -> None:
+        """Add a row for the dollars a second of a pipeline, in parts of the dearest GPU's price."""
+        tables = self.programme.tables
+        each = tables.usd_per_s / tables.tp
+        self.rate_part = float(each.max()) / _RATE_PARTS
+        # The least GPU of a group counts, so that a group's GPUs cost alike.
+        cheapest = [each[tables.group == group].min() for group in tables.group]
+        kind = np.floor(np.array(cheapest) / self.rate_part * (1 - 1e-12)).astype(np.int64)
+        kind *= tables.tp
+        row = np.array([[kind[list(kinds)].min()] for kinds in self.sets])
+        self.use = np.hstack([self.use, row])
+        everything = int(kind.max()) * (self.programme.max_stages + 1)
+        self.room = np.append(self.room, everything)
+
+    def with_rate(self, usd_per_s: float, at_home: int = 0) -> KindSets:
+        """Return the kind sets with room for plans of that rate, in dollars a second.
+
+        So many pipelines or more, `at_home`, lie in the home zone.
+        """
+        found = copy(self)
+        rate = int(usd_per_s / self.cell.dp / self.rate_part * (1 + 1e-9))
+        found.room = np.append(self.room[:-1], rate)
+        if self.cell.home is not None and at_home > 0:
+            within = self.weights @ self.cell.home.room // at_home
+            found.room[: len(within)] = np.minimum(found.room[: len(within)], within)
+        return found
 
     def memory(self, from_end: int) -> Ints:
         """Return [J, U]: the furthest cut that fits in memory at a place from the end."""
@@ -208,35 +358,3 @@ class KindSets:
             by_kind = self.programme.memory_reach(kept, np.array([count]))[0]
             self.reach[kept] = np.stack([by_kind[list(k)].min(axis=0) for k in self.sets])
         return self.reach[kept]
-
-
-@lru_cache(maxsize=8)
-def _mixes(sizes: tuple[int, ...], extra: int) -> Ints | None:
-    """Number the multisets of mixed stages, and say which one more stage of a set leads to.
-
-    `sizes` are the numbers of kinds of the sets. Returns [mixes, J] (-1: too many kinds in all),
-    or None where there are too many multisets.
-    """
-    mixed = [number for number, size in enumerate(sizes) if size > 1]
-    index: dict[tuple[int, ...], int] = {(): 0}
-    rows: list[list[int]] = []
-    frontier: list[tuple[int, ...]] = [()]
-    while frontier:
-        following: list[tuple[int, ...]] = []
-        for mix in frontier:
-            row = [index[mix]] * len(sizes)
-            taken = sum(sizes[number] - 1 for number in mix)
-            for number in mixed:
-                if taken + sizes[number] - 1 > extra:
-                    row[number] = -1
-                    continue
-                more = tuple(sorted((*mix, number)))
-                if more not in index:
-                    index[more] = len(index)
-                    following.append(more)
-                row[number] = index[more]
-            rows.append(row)
-        frontier = following
-        if len(index) > _MOST_MIXES:
-            return None
-    return np.array(rows, dtype=np.int64)

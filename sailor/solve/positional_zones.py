@@ -48,15 +48,22 @@ def with_zones(
     return [kinds for kinds, _ in found], np.array([spread for _, spread in found])
 
 
+def between_groups(tables: BoundTables, kinds: Sequence[int]) -> tuple[int, ...]:
+    """Return the groups that the ring of a stage of these kinds has a hop between, if it must.
+
+    Of three groups the third may lie between the two, also where its kinds were cut away.
+    """
+    groups = tuple(sorted({int(tables.group[kind]) for kind in kinds}))
+    return groups if len(groups) == len(tables.room) == 2 else ()
+
+
 def crossing_sync_s(tables: BoundTables, degrees: Sequence[int], kinds: Sequence[int]) -> Floats:
     """Return [U, U + 1]: least all-reduce with update of a stage in several zones.
 
     Where its kinds are of all groups that there are, two, its ring has a hop between them.
     """
     most_tp = int(tables.tp[list(kinds)].min())
-    groups = sorted({int(tables.group[kind]) for kind in kinds})
-    # Of three groups the third may lie between the two, also where its kinds were cut away.
-    between = groups if len(groups) == len(tables.room) == 2 else []
+    between = between_groups(tables, kinds)
     units = tables.num_units
     legal = np.arange(units + 1)[None, :] > np.arange(units)[:, None]
     first, second = np.nonzero(legal)

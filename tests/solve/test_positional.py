@@ -152,7 +152,7 @@ def test_on_one_gpu_type_it_finds_the_best_pipeline(dp: int) -> None:
     closed = decide_cell(part, number, certificate, 0.0, Budget(None, never))
     assert closed is not None
     assert closed.done
-    assert closed.bound_s == pytest.approx(best_s, rel=1e-9)
+    assert closed.bound == pytest.approx(best_s, rel=1e-9)
     search = search_of(problem)
     grid = cells(problem, search.pools, frozenset())
     sketch = sketch_of(part, number, closed.found[-1], grid, search)
