@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,43 +21,27 @@ class Case:
     name: str
     section: str
     job: Any  # a path, or a document
-    cpu_s: float = 60.0  # of the search
+    cpu_s: float | None = None  # of the search, all its processes together; None: no limit
+    wall_s: float | None = None
     planner: str = "auto"
+    gap: float | None = None  # that is wanted
+    processes: int = 2
 
 
 def cases() -> list[Case]:
     """Return all cases, in the order of the page."""
     found = [
-        Case(f"{path.stem}/{planner}", "sosp25", path, 20.0, planner)
+        Case(f"{path.stem}/{planner}", "sosp25", path, cpu_s=20.0, planner=planner, processes=1)
         for path in sorted(JOBS.glob("*-fig*.yaml"))
         for planner in ("dynamic", "auto")
     ]
     found += [
-        Case(f"{model}, 256 of each of three types", "pools", three_types(model, 256))
-        for model in ("opt-350m", "gpt-neo-2.7b")
+        Case(name, "certificates", job, wall_s=wall_s, planner="cpsat", gap=gap)
+        for name, job, gap, wall_s in _certificates()
     ]
     found += [
-        Case(f"{model}, {gpus:,} GPUs, 3 types, 5 zones", "pools",
-             everywhere(model, gpus, batch))
-        for model, gpus, batch in (
-            ("opt-350m", 2048, 2048), ("opt-30b", 2048, 2048),
-            ("opt-350m", 10240, 8192), ("opt-30b", 10240, 8192),
-        )
-    ]  # fmt: skip
-    found.append(Case("gpt-neo-2.7b, 128 + 384, unequal microbatch shares", "pools", shares()))
-    found += [
-        Case(
-            f"cheapest at {rate:g} it/s", "money", two_zones("min_cost", min_iterations_per_s=rate)
-        )
-        for rate in (1 / 12, 1 / 6, 1 / 3)
-    ]  # fmt: skip
-    found += [
-        Case(f"fastest for {usd:.2f} USD", "money",
-             two_zones("max_throughput", max_usd_per_iteration=usd))
-        for usd in (0.55, 0.65)
-    ]  # fmt: skip
-    found += [
-        Case(f"{name} under sailor/{planner}", "sailor", sailor_model(name), 20.0, planner)
+        Case(f"{name} under sailor/{planner}", "sailor", sailor_model(name), cpu_s=40.0,
+             planner=planner)
         for name in (
             "opt350-fig7-128", "gptneo27-fig7-128", "opt350-fig8b-32+96", "gptneo27-fig8b-32+96",
             "opt350-fig8b-128+384", "gptneo27-fig8b-128+384",
@@ -66,13 +51,45 @@ def cases() -> list[Case]:
     return found
 
 
-def _job(name: str, model: str, batch: int, pool: list[dict[str, Any]], **more: Any) -> Any:
+def _certificates() -> Iterator[tuple[str, Any, float, float]]:
+    """Yield name, job, the gap that is wanted, and within how many seconds."""
+    for model in ("opt350", "gptneo27"):
+        yield f"{model}, 128 A100", JOBS / f"{model}-fig7-128.yaml", 0.001, 3.0
+    mixed = "128 A100 and 384 V100"
+    yield f"opt350, {mixed}", JOBS / "opt350-fig8b-128+384.yaml", 0.001, 10.0
+    yield f"gptneo27, {mixed}", JOBS / "gptneo27-fig8b-128+384.yaml", 0.005, 20.0
+    for model in ("opt350", "gptneo27"):
+        yield f"{model}, 128 A100 in five zones", JOBS / f"{model}-fig10-5x128.yaml", 0.01, 60.0
+    for model in ("opt-350m", "gpt-neo-2.7b"):
+        yield f"{model}, 256 of each of three types", three_types(model, 256), 0.01, 40.0
+    for rate in (1 / 12, 1 / 6, 1 / 3):
+        job = two_zones("min_cost", min_iterations_per_s=rate)
+        yield f"cheapest at {rate:g} it/s", job, 0.02, 60.0
+    for usd in (0.55, 0.65):
+        job = two_zones("max_throughput", max_usd_per_iteration=usd)
+        yield f"fastest for {usd:.2f} USD", job, 0.02, 60.0
+    for gpus, batch in ((2048, 2048), (10240, 8192)):
+        for model in ("opt-350m", "opt-30b"):
+            name = f"{model}, {gpus:,} GPUs, 3 types, 5 zones"
+            yield name, everywhere(model, gpus, batch), 0.15, 60.0
+    yield "gpt-neo-2.7b, 128 + 384, equal shares", shares(unequal=False), 0.02, 60.0
+    yield "gpt-neo-2.7b, 128 + 384, unequal shares", shares(unequal=True), 0.02, 60.0
+
+
+def _job(
+    name: str,
+    model: str,
+    batch: int,
+    pool: list[dict[str, Any]],
+    cost_model: str = "published",
+    **more: Any,
+) -> Any:
     return {
         "name": name,
         "model": model,
         "training": {"global_batch": batch, "precision": "fp32"},
         "pool": pool,
-        "cost_model": "published",
+        "cost_model": cost_model,
         "sources": {"prices": {"file": str(PRICES)}, "profiles": "embedded",
                     "network": ["measured", "zones"]},
         "catalog": {"nodes": [{"name": "a-gh200-4", "provider": "gcp", "gpu": "GH200-96GB",
@@ -108,13 +125,17 @@ def two_zones(objective: str, **limits: float) -> Any:
     return _job("two-zones", "opt-350m", 2048, pool, objective=objective, constraints=limits)
 
 
-def shares() -> Any:
-    """Return GPT-Neo over 128 A100 and 384 V100 with unequal microbatch shares."""
+def shares(*, unequal: bool) -> Any:
+    """Return GPT-Neo over 128 A100 and 384 V100 with or without unequal microbatch shares.
+
+    Under cost model `sailor`: in `published` the slowest pipeline's pace is everybody's.
+    """
     pool = [
         {"zone": FIVE_ZONES[0], "gpu": gpu, "quota": quota}
         for gpu, quota in zip(GPU_TYPES, (128, 384), strict=False)
     ]
-    return _job("shares", "gpt-neo-2.7b", 2048, pool, search_space={"microbatch_shares": True})
+    return _job("shares", "gpt-neo-2.7b", 2048, pool, cost_model="sailor",
+                search_space={"microbatch_shares": unequal})  # fmt: skip
 
 
 def sailor_model(name: str) -> Any:

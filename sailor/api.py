@@ -27,11 +27,12 @@ from sailor.resolve.choices import job_of_plan, relaxed_jobs, training_choices
 from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
 from sailor.solve.crew import default_processes, search_cpu_s
-from sailor.solve.decide import PROVEN_GAP, Decided, decide, marked
+from sailor.solve.decide import Decided, decide, marked
 from sailor.solve.last_word import last_word
 from sailor.solve.pareto import ParetoPoint
 from sailor.solve.pareto import pareto as front
 from sailor.solve.relax import Relaxed, relaxed
+from sailor.solve.search import PROVEN_GAP
 from sailor.solve.unused import left_unused
 
 DEFAULT_PLANNER = "auto"

@@ -19,8 +19,8 @@ from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cells
-from sailor.solve.crew import Workers
-from sailor.solve.dynamic import MAX_STAGES, Search, scopes
+from sailor.solve.crew import Workers, search_cpu_s
+from sailor.solve.dynamic import MAX_STAGES, Search, searched
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.flow import FlowRules, close_cells
@@ -29,16 +29,19 @@ from sailor.solve.last_word import finalists
 from sailor.solve.pools import Pool
 from sailor.solve.refine import Scored, refine
 from sailor.solve.rules import H3, active_rules
-from sailor.solve.search import Budget
+from sailor.solve.search import PROVEN_GAP, Budget
 
 WITHOUT_CP_SAT = "the CP-SAT step is left out: ortools isn't installed"
-PROVEN_GAP = 1e-4  # a plan this near the bound counts as proven
 # Boxes a cell of the Lagrangian bound: before annealing, and before each round of CP-SAT.
 _FIRST_BOXES, _BOXES = 20, (40, 120, 400)
+_MONEY_BOXES = 120  # where dollars count, boxes have three ranges
 # Of the dynamic programme's plans that the event engine looks at, beside its best.
 _EARLY = 7
 _FLOW_S = (0.5, 3.0, 10.0)  # of solving a cell, in CP-SAT's own machine-independent seconds
+_LEAST_POLISH_S = 1.0  # CPU seconds
 _CELLS_REFINED = 6
+# With more cells open than that, so many rounds of boxes and annealing come before deciding.
+_MANY, _ROUNDS = 100, 5
 _SEEDS = 6
 
 
@@ -122,6 +125,7 @@ class _Run:
         self.on_progress = on_progress
         self.rules = active_rules(limits.disabled_rules)
         self.budget = Budget(limits.wall_s, should_stop)
+        self.began_s = search_cpu_s()
         self.early: tuple[Plan, ...] = ()
         self.incumbent = Incumbent(problem)
         self.scopes: list[_Scope] = []
@@ -136,10 +140,23 @@ class _Run:
             return self._nothing()
         self._bound_first()
         self._improve(_FIRST_BOXES)
+        if self.certificate is not None and self.certificate.money.counts:
+            self._improve(_MONEY_BOXES)  # which closes most cells, at little cost
+        self._spread()
         if self.certificate is None:
             return self._search(None)
         with Workers(self.limits.processes, self.certificate) as workers:
             return self._search(workers)
+
+    def _spread(self) -> None:
+        """Look a little closer at all cells while too many are open to decide one by one."""
+        for turn in range(_ROUNDS if self.effort.thorough else 0):
+            certificate = self.certificate
+            if certificate is None or certificate.num_open(self.effort.gap) <= _MANY:
+                return
+            if turn == 0:
+                self._improve(_BOXES[0])
+            self._anneal(seed=self.limits.seed + turn)
 
     def _search(self, workers: Workers | None) -> SearchOutcome:
         """Close what the first bounds leave open."""
@@ -159,17 +176,14 @@ class _Run:
             self._report("bounds")
 
     def _dynamic(self) -> None:
-        for pools, ring_usd_per_byte in scopes(self.problem, self.rules):
-            scorer = Scorer(self.problem, ring_usd_per_byte)
-            search = Search(self.problem, pools, self.rules, scorer, self.budget, self.on_progress)
-            search.run()
-            self.scopes.append(_Scope(pools, scorer, search))
-            self.incumbent.offer(search.found.best, pools)
+        for search in searched(self.problem, self.rules, self.budget, self.on_progress):
+            self.scopes.append(_Scope(search.pools, search.scorer, search))
+            self.incumbent.offer(search.found.best, search.pools)
         self._report("dynamic programme")
         plan = self.incumbent.plan
         if plan is not None:
-            searched = [(scope.search.found.best, scope.pools) for scope in self.scopes]
-            self.early = (plan, *finalists(self.problem, searched, plan)[:_EARLY])
+            sketches = [(scope.search.found.best, scope.pools) for scope in self.scopes]
+            self.early = (plan, *finalists(self.problem, sketches, plan)[:_EARLY])
 
     def _bound_first(self) -> None:
         """Take a first look at all cells with the incumbent as the cutoff."""
@@ -245,21 +259,31 @@ class _Run:
         self.incumbent.offer(scope.search.found.best, scope.pools)
 
     def _decide(self, workers: Workers | None) -> None:
-        """Let the positional programme find the best pipeline of the cells that are open."""
+        """Let the positional programme find the best pipeline of the cells that are open.
+
+        First only where a plan could be better by more than the wanted gap. Better plans are
+        looked for within the gap, too, for as long as the search has taken until then.
+        """
+        if workers is None or not self.effort.thorough or self._good_enough():
+            return
+        self._decide_within(self.effort.gap, self.budget, workers)
+        if self.effort.gap > PROVEN_GAP:
+            now_s = search_cpu_s()
+            end_s = now_s + max(now_s - self.began_s, _LEAST_POLISH_S)
+            more = Budget(
+                self.budget.left_s(), lambda: self.budget.over() or search_cpu_s() > end_s
+            )
+            self._decide_within(PROVEN_GAP, more, workers)
+
+    def _decide_within(self, gap: float, budget: Budget, workers: Workers) -> None:
         certificate = self.certificate
-        if certificate is None or workers is None:
+        if certificate is None:
             return
-        if not self.effort.thorough or self._good_enough():
-            return
-        # Better plans are looked for within the gap that is wanted, too: they cost little here.
-        gap = min(self.effort.gap, PROVEN_GAP)
-        for sketches in decide_cells(certificate, self.scopes[0].search, gap, self.budget, workers):
+        for sketches in decide_cells(certificate, self.scopes[0].search, gap, budget, workers):
             if sketches:
                 self._refine(self.scopes[0], sketches)
                 certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
             self._report("positional programme")
-            if self._good_enough():
-                return
 
     def _flow(self, deterministic_s: float, workers: Workers | None) -> None:
         """Let CP-SAT decide the cells that the bounds leave open."""

@@ -15,8 +15,7 @@ from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
-
-PROVEN_GAP = 1e-4  # as in planner cpsat: a plan this near the bound counts as proven
+from sailor.solve.search import PROVEN_GAP
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ is below T for no t, when a chain of the range can be in such a plan. The direct
 same for all ranges, its size t need not. So the bound of a range Ga <= G <= Gb is the maximum over
 directions p of the minimum over ranges of S of the maximum over sizes t. Ranges of G belong to the
 plan as a whole, so each has a direction of its own.
+
+Where pipelines take few enough GPUs, `whole_paces` counts these exactly instead.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from sailor.solve.lagrange import BoxSearch
 from sailor.solve.lagrange_rows import Reach, Rows
+from sailor.solve.whole_paces import WholePaces
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,9 +52,12 @@ class _Group:
 
 
 class PaceSearch:
-    """Bounds of the cells of one microbatch size; `boxes` has their rooms and sync times."""
+    """Bounds of the cells of one microbatch size; `boxes` has their rooms and sync times.
 
-    def __init__(self, boxes: BoxSearch) -> None:
+    Pipelines share `total` microbatches; `known_s` are bounds of the cells (none: 0).
+    """
+
+    def __init__(self, boxes: BoxSearch, total: int, known_s: Sequence[float] = ()) -> None:
         self.boxes, self.programme = boxes, boxes.programme
         tables = self.programme.tables
         usage = np.vstack([boxes.usage, np.zeros(tables.num_kinds)])
@@ -59,7 +65,9 @@ class PaceSearch:
         gpus = np.maximum(boxes.gpus_left, 1e-9).astype(float)
         self.usage[:, -1] = tables.tp / gpus[:, None]
         self.usage *= boxes.dp[:, None, None]
-        self.groups = [g for cell in range(len(boxes.cells)) for g in self._first(cell)]
+        self.whole = WholePaces(boxes, total, known_s)
+        others = [cell for cell in range(len(boxes.cells)) if cell not in self.whole.cells]
+        self.groups = [group for cell in others for group in self._first(cell)]
 
     def improve(
         self, cutoff_s: float, wanted_s: float, rounds: int, should_stop: Callable[[], bool]
@@ -71,12 +79,14 @@ class PaceSearch:
         self.boxes.cutoff = cutoff_s
         for _ in range(rounds):
             weakest = min((group.bound for group in self.groups), default=cutoff_s)
+            weakest = min(weakest, self.whole.weakest())
             level = (weakest + cutoff_s) / 2
             active = [g for g in self.groups if g.bound < level and not self._exhausted(g)]
             # What the weakest group can't give, no work on the others can.
-            stuck = all(group.bound > weakest for group in active)
-            if weakest >= wanted_s or stuck or should_stop():
+            stuck = any(g.bound <= weakest and self._exhausted(g) for g in self.groups)
+            if weakest >= wanted_s or stuck or self.whole.exhausted(weakest) or should_stop():
                 break
+            self.whole.improve(level, should_stop)
             self._improve([new for group in active for new in self._refined(group)], should_stop)
 
     def _exhausted(self, group: _Group) -> bool:
@@ -93,6 +103,7 @@ class PaceSearch:
         found = [self.boxes.cutoff] * len(self.boxes.cells)
         for group in self.groups:
             found[group.cell] = min(found[group.cell], group.bound)
+        self.whole.lower(found)
         return found
 
     def _first(self, cell: int) -> list[_Group]:

@@ -36,6 +36,7 @@ class Patience:
         self._least_s, self._share, self._clock = least_s, share, clock
         self._start = self._last = clock()
         self._value: float | None = None
+        self._cells_left: int | None = None
         self.gap: float | None = None  # the least that was reported
         self.stalled = False
 
@@ -53,10 +54,14 @@ class Patience:
             self._value is None or abs(value - self._value) > _GAIN * abs(self._value)
         )
         closer = gap is not None and (self.gap is None or gap < self.gap * (1 - _CLOSER))
-        if better or closer:
+        # The bound is that of the weakest cell, and says nothing of the others that are closed.
+        left = progress.cells_left
+        fewer = left is not None and (self._cells_left is None or left < self._cells_left)
+        if better or closer or fewer:
             self._last = self._clock()
             self._value = value if better else self._value
             self.gap = gap if closer else self.gap
+            self._cells_left = left if fewer else self._cells_left
         self._on_progress(progress)
 
     def should_stop(self) -> bool:

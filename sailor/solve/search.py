@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+PROVEN_GAP = 1e-4  # a plan this near the bound counts as proven
+
 
 class Budget:
     """Wall-clock limit and stop signal; once over, it stays over."""

@@ -8,11 +8,12 @@ that is enough is found by bisection, and what is too much is taken off again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sailor.sim.closed_form import stage_terms
+from sailor.sim.closed_form import PlanBatch, stage_terms
 from sailor.sim.columns import Column, batch_of_one
 from sailor.sim.tables import StageTables
 
@@ -20,6 +21,32 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _STEPS = 60
+_FEW_STEPS = 24  # during a search
+
+
+def shared(tables: StageTables, batch: PlanBatch, total: int) -> PlanBatch:
+    """Return the plans with the counts that end soonest; all together at least `total` a plan."""
+    terms = stage_terms(tables, batch)
+    stage = terms.compute_s + terms.p2p_s
+    fill, pace = stage.sum(axis=1), np.maximum(stage.max(axis=1), 1e-12)
+    used = batch.width > 0
+    known: NDArray[np.bool_] = np.all(np.isfinite(np.where(used, fill, 0.0)), axis=1)
+    fill, pace = np.where(used, fill, 0.0), np.where(used, pace, 1.0)
+
+    def done_by(seconds: Floats) -> Ints:
+        counts = np.floor((seconds[:, None] - fill) / pace * (1 + 1e-12)) + 1
+        return np.where(used, np.maximum(counts, 1), 0).astype(np.int64)
+
+    low, high = np.zeros(len(fill)), (fill + total * pace).max(axis=1)
+    low, high = np.where(known, low, 0.0), np.where(known, high, 0.0)
+    fill = np.where(known[:, None], fill, 0.0)
+    pace = np.where(known[:, None], pace, 1.0)
+    for _ in range(_FEW_STEPS):
+        middle = (low + high) / 2
+        enough = (done_by(middle) * batch.width).sum(axis=1) >= total
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    counts = np.where(known[:, None], done_by(high), batch.num_microbatches)
+    return replace(batch, num_microbatches=counts)
 
 
 def with_shares(

@@ -53,7 +53,7 @@ def looked_at(cutoff_s: float) -> Certificate:
 
 def tasks_of(certificate: Certificate) -> list[Decide]:
     return [
-        Decide(place, number, part.cells[number], part.found[number], 0.0)
+        Decide(place, number, part.cells[number], part.found[number], 0.0, 60.0)
         for place, part in enumerate(certificate.parts)
         for number in part.open(certificate.cutoff)
     ]
@@ -75,9 +75,9 @@ def test_a_crew_answers_as_one_process_does(cutoff_s: float) -> None:
     together = answers(looked_at(cutoff_s), 2)
     assert len(alone) >= 3
     assert any(closed is not None and closed.found for closed in alone.values())
-    assert {key: closed and (closed.bound_s, closed.found, closed.done)
+    assert {key: closed and (closed.bound, closed.found, closed.done)
             for key, closed in together.items()} == {
-        key: closed and (closed.bound_s, closed.found, closed.done)
+        key: closed and (closed.bound, closed.found, closed.done)
         for key, closed in alone.items()
     }  # fmt: skip
 
@@ -146,7 +146,7 @@ def test_an_answer_that_nobody_waits_for_is_not_taken_for_another(cutoff_s: floa
             assert isinstance(task, Decide)
             assert isinstance(answer, Closed | None)
             known = expected[task.place, task.number]
-            assert (answer and answer.bound_s) == (known and known.bound_s)
+            assert (answer and answer.bound) == (known and known.bound)
 
 
 def test_a_search_with_two_processes_has_the_plan_and_bound_of_one() -> None:

@@ -44,7 +44,8 @@ def searches(problem: Problem, cutoff_s: float) -> list[tuple[PaceSearch, list[f
         if some:
             cells = [part.cells[number] for number in some]
             boxes = BoxSearch(part.programme, cells, certificate.money, cutoff_s, 1e-3)
-            found.append((PaceSearch(boxes), [part.found[number].bound for number in some]))
+            total = certificate._total(part.tables.microbatch)
+            found.append((PaceSearch(boxes, total), [part.found[number].bound for number in some]))
     return found
 
 

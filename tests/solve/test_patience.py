@@ -43,6 +43,9 @@ def test_a_better_plan_or_a_smaller_gap_is_a_gain_and_a_trifle_is_not() -> None:
         (Progress("trifle", 1.0005, gap=0.49), False),
         (Progress("closer", 1.0, gap=0.4), True),
         (Progress("better", 1.1, gap=0.4), True),
+        (Progress("first count", 1.1, gap=0.4, cells_left=9), True),
+        (Progress("no cell less", 1.1, gap=0.4, cells_left=9), False),
+        (Progress("a cell less", 1.1, gap=0.4, cells_left=8), True),
     ):
         clock.now_s += 1.5
         before = watch.patience_s
@@ -50,7 +53,7 @@ def test_a_better_plan_or_a_smaller_gap_is_a_gain_and_a_trifle_is_not() -> None:
         assert (watch.patience_s > before) is gained, report
         assert not watch.stalled
     assert watch.gap == 0.4
-    assert watch.patience_s == 6.0  # four times 1.5 s up to the last gain
+    assert watch.patience_s == 10.5  # seven times 1.5 s up to the last gain
 
 
 def test_the_caller_s_wish_is_no_stall() -> None:
