@@ -39,7 +39,7 @@ Ints = NDArray[np.int64]
 _SLACK = 1e-9
 _BEFORE_PRUNING = 12  # labels of a layer, to those that may be left of them
 _EXPANDED_AT_ONCE = 2_000_000
-_MANY = 600  # labels of a layer, that are worth prices of their own
+_MANY = 2000  # labels of a layer, that are worth prices of their own
 _ROUNDS = 2  # of comparing labels with the best one that is alike
 
 

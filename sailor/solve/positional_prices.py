@@ -26,12 +26,11 @@ Bools = NDArray[np.bool_]
 
 _KERNELS = "price_kernels"  # the module
 
-# Labels are looked at with the prices of the box; where none are made for labels of their own,
-# also with less and more of all of them.
+# Labels are looked at with the prices of the box, and with less and more of all of them.
 _WEIGHTS = (1.0, 0.6, 1.5, 3.0, 30.0)
 _STEPS = 30  # for the prices of one label
 _FEW = 400  # labels are not worth more prices
-_MOST, _AT_ONCE = 40, 8  # price vectors, and new ones for a layer
+_MOST, _AT_ONCE = 40, 12  # price vectors, and new ones for a layer
 _LITTLE = 0.01  # of the labels, that prices should at least drop
 _USELESS = 4  # such prices in a row
 
@@ -75,7 +74,7 @@ class PriceVectors:
         self.prices: list[Floats] = []
         self._price: list[Floats] = []  # by vector, [J]
         self._ahead: list[Sequence[Floats]] = []  # by vector and place, [J, U]
-        for weight in _WEIGHTS if kernels(_KERNELS) is None else (1.0,):
+        for weight in _WEIGHTS:
             self._add(weight * prices)
 
     def _add(self, prices: Floats) -> None:
