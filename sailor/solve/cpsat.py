@@ -107,6 +107,9 @@ class CpSatPlanner:
     ) -> SearchOutcome:
         """Return the best plan found, and the bound; see the module."""
         effort = self.effort if limits.gap is None else replace(self.effort, gap=limits.gap)
+        if problem.objective is Objective.MIN_COST:
+            # A gap is relative to the bound; the search takes it of the plan, which is above.
+            effort = replace(effort, gap=effort.gap / (1 + effort.gap))
         return _Run(problem, limits, effort, on_progress, should_stop).run()
 
 
