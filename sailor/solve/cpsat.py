@@ -157,6 +157,9 @@ class _Run:
             certificate = self.certificate
             if certificate is None or certificate.num_open(self.effort.gap) <= _MANY:
                 return
+            # Over few pools cells are decided sooner than this would take.
+            if not any(part.tables.all_regions for part in certificate.parts):
+                return
             if turn == 0:
                 self._improve(_BOXES[0])
             self._anneal(seed=self.limits.seed + turn)

@@ -24,7 +24,7 @@ def block(language: str, index: int = 0) -> str:
 
 def test_it_is_short_and_has_the_two_commands_that_ci_runs() -> None:
     assert len(README.splitlines()) < 120
-    assert block("sh").strip() == f"pip install . && sailor plan {JOB}"
+    assert block("sh").strip() == f'pip install ".[fast]" && sailor plan {JOB}'
     assert re.fullmatch(r'pip install .*-e "\.\[dev\]" && pytest', block("sh", 1).strip())
     ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "readme 1" in ci
