@@ -310,6 +310,15 @@ def page(found: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
+def _kept(name: str, body: str) -> str:
+    """Return the table with the rows of the page that weren't measured again."""
+    old = dict(MARK.findall(PAGE.read_text())).get(name, "") if PAGE.exists() else ""
+    found = {line.split("|")[1]: line for line in body.splitlines()}
+    lines = [line for line in old.splitlines() if line.startswith("|")]
+    merged = {line.split("|")[1]: line for line in lines} | found
+    return "\n".join(merged.values())
+
+
 def section(name: str, chosen: Sequence[Case], problems: int) -> str:
     """Run one section and return its table."""
     if name == "pareto":
@@ -323,7 +332,7 @@ def section(name: str, chosen: Sequence[Case], problems: int) -> str:
         elif name == "sailor":
             body = sailor_section(list(rows.values()))
         else:
-            body = certificates_section(list(rows.values()))
+            body = _kept(name, certificates_section(list(rows.values())))
     return f"{body}\n\nsailor {version('sailor-planner')}."
 
 
