@@ -67,6 +67,8 @@ class Constraints(Record):
     regions: tuple[Name, ...] | None = None
     gpu_types: tuple[Name, ...] | None = None
     max_gpus: int | None = Field(default=None, ge=1)
+    max_nodes: int | None = Field(default=None, ge=1)
+    max_zones: int | None = Field(default=None, ge=1)
     tp: int | None = Field(default=None, ge=1)
     pp: int | None = Field(default=None, ge=1)
     dp: int | None = Field(default=None, ge=1)

@@ -79,6 +79,12 @@ def constraint_violations(problem: Problem, plan: Plan, estimate: Estimate) -> l
     rented = sum(node.gpus_rented for node in estimate.nodes)
     if limits.max_gpus is not None and rented > limits.max_gpus:
         found.append(f"{rented} rented GPUs are over max_gpus {limits.max_gpus}")
+    nodes = sum(node.count for node in estimate.nodes)
+    if limits.max_nodes is not None and nodes > limits.max_nodes:
+        found.append(f"{nodes} rented nodes are over max_nodes {limits.max_nodes}")
+    zones = sorted({node.zone for node in estimate.nodes})
+    if limits.max_zones is not None and len(zones) > limits.max_zones:
+        found.append(f"zones {', '.join(zones)} are more than max_zones {limits.max_zones}")
     replicas = [replica for stage in plan.stages for replica in stage.replicas]
     for name, pinned, values in (
         ("tp", limits.tp, {replica.tp for replica in replicas}),

@@ -109,7 +109,7 @@ class _Population:
         over = ((used - self.search.room) / np.maximum(self.search.room, 1)).max(axis=1)
         if self.scorer.max_gpus is not None:
             total = gpus.sum(axis=1)
-            over = np.maximum(over, (total - self.scorer.max_gpus) / self.scorer.max_gpus)
+            over = np.maximum(over, (total - self.scorer.max_gpus) / max(1, self.scorer.max_gpus))
         self.legal = (over <= 0) & (score < BREACH)
         penalised: Floats = score * (1.0 + _OVER_ROOM * np.maximum(over, 0.0))
         return penalised

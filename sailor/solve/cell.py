@@ -13,7 +13,7 @@ from sailor.model.problem import Problem
 from sailor.sim.closed_form import Evaluation, PlanBatch, evaluate
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
-from sailor.solve.pools import Pool
+from sailor.solve.pools import Pool, most_gpus
 from sailor.solve.shares import shared
 
 Floats = NDArray[np.float64]
@@ -145,7 +145,7 @@ class Scorer:
         self.max_s = (
             None if limits.min_iterations_per_s is None else 1.0 / limits.min_iterations_per_s
         )
-        self.max_gpus = limits.max_gpus
+        self.max_gpus, self.max_nodes = most_gpus(problem), limits.max_nodes
         self.headroom_bytes = limits.memory_headroom
         self.evaluations = 0
 
@@ -158,7 +158,7 @@ class Scorer:
         found = evaluate(search.tables, batch, self.headroom_bytes)
         dp = batch.dp
         ring_bytes = search.tables.gradient_prefix_bytes[-1] * 2.0 * (dp - 1) / np.maximum(dp, 1)
-        idle_gpus, rented = rented_gpus(search, batch)
+        idle_gpus, rented, nodes = rented_gpus(search, batch)
         idle_usd = (idle_gpus * search.shape_usd_per_gpu_hour).sum(axis=1) / 3600.0
         # An unknown profile or link makes the time infinite; idle nodes then don't matter.
         idle_usd = np.multiply(
@@ -172,7 +172,11 @@ class Scorer:
         score = np.where(over > 0, BREACH * (2 + over), score)
         if self.max_gpus is not None:
             gpus = rented.sum(axis=1)
-            score = np.where(gpus > self.max_gpus, BREACH * (2 + gpus / self.max_gpus), score)
+            score = np.where(
+                gpus > self.max_gpus, BREACH * (2 + gpus / max(self.max_gpus, 1)), score
+            )
+        if self.max_nodes is not None:
+            score = np.where(nodes > self.max_nodes, BREACH * (2 + nodes / self.max_nodes), score)
         return score
 
     def of(self, found: Evaluation, extra_usd: Floats) -> Floats:
@@ -192,8 +196,8 @@ class Scorer:
         return np.where(np.isfinite(score) & np.isfinite(usd), score, BREACH * 1e6)
 
 
-def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats]:
-    """Return [B, N] GPUs that are rented and idle, by node shape, and [B, R] rented, by pool.
+def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats, Ints]:
+    """Return [B, N] rented GPUs that idle, by node shape; [B, R] rented, by pool; [B] nodes.
 
     Replicas are packed into nodes without loss, which degrees that divide one another allow.
     """
@@ -203,9 +207,10 @@ def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats]
         [np.where(shape == n, gpus, 0).sum(axis=(1, 2)) for n in range(len(search.shape_gpus))],
         axis=1,
     )
-    rented = -(-used // search.shape_gpus) * search.shape_gpus
+    nodes = -(-used // search.shape_gpus)
+    rented = nodes * search.shape_gpus
     by_pool = np.stack(
         [rented[:, search.shape_pool == pool].sum(axis=1) for pool in range(len(search.room))],
         axis=1,
     )
-    return (rented - used).astype(float), by_pool.astype(float)
+    return (rented - used).astype(float), by_pool.astype(float), nodes.sum(axis=1)

@@ -20,6 +20,7 @@ from sailor.solve.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_pace import PaceSearch
 from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
+from sailor.solve.pools import most_gpus
 from sailor.solve.share_bound import ShareSearch
 from sailor.solve.zone_families import EGRESS, Family, families
 
@@ -66,7 +67,7 @@ def money_of(problem: Problem) -> Money:
         cost=problem.objective is Objective.MIN_COST,
         max_s=None if slowest is None else 1.0 / slowest,
         max_usd=limits.max_usd_per_iteration,
-        max_gpus=limits.max_gpus,
+        max_gpus=most_gpus(problem),
     )
 
 

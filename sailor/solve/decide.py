@@ -1,4 +1,4 @@
-"""Decisions above a search: each recomputation and ZeRO value is a problem of its own.
+"""Decisions above a search: recomputation and ZeRO values and sets of zones, each a problem.
 
 The planner searches one problem after the other; the best plan of all is the answer, and says
 what was decided. No plan of any problem is better than the best of their bounds.
@@ -16,6 +16,9 @@ from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
 from sailor.solve.search import PROVEN_GAP
+from sailor.solve.zone_sets import zone_sets
+
+_MOST_TOLD = 8
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,15 @@ def decide(
     *,
     chosen: bool,
 ) -> Decided:
-    """Search every problem and keep the best plan, which says what was decided.
+    """Search every problem, within each set of `max_zones` zones, and keep the best plan.
 
-    The problems differ in `training.recompute` and `training.zero` only. They share the time
-    limit evenly; what one leaves goes to the next. `chosen` False: the one problem is the job's
-    own, and its plans say nothing.
+    The problems differ in `training.recompute` and `training.zero` only; plans say what was
+    decided. All searches share the time limit evenly; what one leaves goes to the next, and one
+    whose bound is no better than a plan of another ends. `chosen` False: the one problem is the
+    job's own, and its plans say nothing.
     """
-    if len(problems) == 1:
+    cases, left_out = _cases(problems)
+    if len(cases) == 1:
         outcome = planner.solve(problems[0], limits, on_progress, should_stop)
         return Decided(tuple(problems), marked(problems[0], outcome) if chosen else outcome)
     wall_s = limits.wall_s
@@ -53,30 +58,86 @@ def decide(
         wall_s = getattr(planner, "default_wall_s", None)
     deadline_s = None if wall_s is None else time.monotonic() + wall_s
     found: list[SearchOutcome] = []
-    for number, problem in enumerate(problems):
+    best: float | None = None
+    for number, case in enumerate(cases):
         share_s = None
         if deadline_s is not None:
-            share_s = max(0.0, deadline_s - time.monotonic()) / (len(problems) - number)
+            share_s = max(0.0, deadline_s - time.monotonic()) / (len(cases) - number)
+        watch = _Watch(case, best, on_progress, should_stop)
         outcome = planner.solve(
-            problem,
-            replace(limits, wall_s=share_s),
-            _labelled(problem, on_progress),
-            should_stop,
+            case.problem, replace(limits, wall_s=share_s), watch.on_progress, watch.should_stop
         )
-        found.append(marked(problem, outcome))
-    return Decided(tuple(problems), _merged(problems, found))
+        if watch.hopeless and not should_stop():
+            outcome = replace(outcome, stopped_early=False)
+        found.append(marked(case.problem, outcome) if chosen else outcome)
+        if outcome.plan is not None:
+            value = case.value(outcome.plan)
+            best = value if best is None else min(best, value)
+    return Decided(tuple(problems), _merged(cases, found, left_out))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One search: its problem, and what tells it from the others."""
+
+    problem: Problem
+    name: str
+
+    @property
+    def sign(self) -> float:
+        """Return what makes less better."""
+        return -1.0 if self.problem.objective is Objective.MAX_THROUGHPUT else 1.0
+
+    def value(self, plan: Plan) -> float:
+        """Return a plan's value; less is better."""
+        exact = estimate(self.problem, plan)
+        if self.problem.objective is Objective.MAX_THROUGHPUT:
+            return -exact.iterations_per_s
+        return exact.usd_per_iteration
+
+
+def _cases(problems: Sequence[Problem]) -> tuple[list[_Case], int]:
+    """Return all searches, and how many sets of zones are left out."""
+    found, left_out = [], 0
+    for problem in problems:
+        sets = zone_sets(problem)
+        if sets is None:
+            found.append(_Case(problem, label(problem)))
+            continue
+        left_out += sets.left_out
+        before = f"{label(problem)}, " if len(problems) > 1 else ""
+        found += [_Case(within, f"{before}zones {zones}") for zones, within in sets.problems]
+    return found, left_out
+
+
+class _Watch:
+    """Passes progress on under the case's name; ends a search that can't beat a known plan."""
+
+    def __init__(
+        self,
+        case: _Case,
+        best: float | None,
+        on_progress: Callable[[Progress], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.case, self.best = case, best
+        self.report, self.told = on_progress, should_stop
+        self.hopeless = False
+
+    def on_progress(self, progress: Progress) -> None:
+        """Pass it on, and compare the bound with the best plan of the other searches."""
+        if self.best is not None and progress.bound is not None:
+            self.hopeless = self.case.sign * progress.bound >= self.best
+        self.report(replace(progress, message=f"{self.case.name}: {progress.message}"))
+
+    def should_stop(self) -> bool:
+        """Return whether to end this search."""
+        return self.hopeless or self.told()
 
 
 def label(problem: Problem) -> str:
     """Return the values that tell the problems apart."""
     return f"recompute {problem.training.recompute}, zero {problem.training.zero}"
-
-
-def _labelled(problem: Problem, report: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def labelled(progress: Progress) -> None:
-        report(replace(progress, message=f"{label(problem)}: {progress.message}"))
-
-    return labelled
 
 
 def _is_of(plan: Plan, problem: Problem) -> bool:
@@ -97,28 +158,26 @@ def marked(problem: Problem, outcome: SearchOutcome) -> SearchOutcome:
     )
 
 
-def _merged(problems: Sequence[Problem], found: Sequence[SearchOutcome]) -> SearchOutcome:
+def _merged(cases: Sequence[_Case], found: Sequence[SearchOutcome], left_out: int) -> SearchOutcome:
     """Return the best plan of all, with a bound that holds for all."""
-    sign = -1.0 if problems[0].objective is Objective.MAX_THROUGHPUT else 1.0
+    sign = cases[0].sign
     values = [
-        None if outcome.plan is None else sign * _value(problem, outcome.plan)
-        for problem, outcome in zip(problems, found, strict=True)
+        None if outcome.plan is None else case.value(outcome.plan)
+        for case, outcome in zip(cases, found, strict=True)
     ]
-    told = tuple(
-        f"{label(problem)}: {_told(outcome, value, sign)}"
-        for problem, outcome, value in zip(problems, found, values, strict=True)
-    )
+    told = _told(cases, found, values)
     both = [(value, n) for n, value in enumerate(values) if value is not None]
     best = min(both)[1] if both else None
     common = SearchOutcome(
         None,
-        proven=all(outcome.proven for outcome in found),
+        proven=not left_out and all(outcome.proven for outcome in found),
         stopped_early=any(outcome.stopped_early for outcome in found),
         evaluations=sum(outcome.evaluations for outcome in found),
     )
+    skipped = (f"{left_out} sets of zones with slower GPUs weren't searched",) if left_out else ()
     if best is None:
-        return replace(common, rules=found[0].rules, reasons=told)
-    bound = _bound(found, sign)
+        return replace(common, rules=(*skipped, *found[0].rules), reasons=told)
+    bound = None if left_out else _bound(found, sign)
     value = min(both)[0]
     near = bound is not None and abs(value - sign * bound) <= PROVEN_GAP * abs(sign * bound)
     others = [
@@ -134,24 +193,27 @@ def _merged(problems: Sequence[Problem], found: Sequence[SearchOutcome]) -> Sear
         plan=found[best].plan,
         proven=common.proven or near,
         bound=bound,
-        rules=("searched with each of: " + "; ".join(told), *found[best].rules),
+        rules=("searched with each of: " + "; ".join(told), *skipped, *found[best].rules),
         stop_reason=found[best].stop_reason,
         finalists=tuple(others),
     )
 
 
-def _value(problem: Problem, plan: Plan) -> float:
-    exact = estimate(problem, plan)
-    if problem.objective is Objective.MAX_THROUGHPUT:
-        return exact.iterations_per_s
-    return exact.usd_per_iteration
-
-
-def _told(outcome: SearchOutcome, value: float | None, sign: float) -> str:
-    if value is None:
-        return "; ".join(outcome.reasons) or "no plan was found"
-    unit = "it/s" if sign < 0 else "USD an iteration"
-    return f"{sign * value:.4g} {unit}"
+def _told(
+    cases: Sequence[_Case], found: Sequence[SearchOutcome], values: Sequence[float | None]
+) -> tuple[str, ...]:
+    """Return what each search found, of many the best only."""
+    unit = "it/s" if cases[0].sign < 0 else "USD an iteration"
+    order: Sequence[int] = range(len(cases))
+    if len(cases) > _MOST_TOLD:
+        order = sorted(order, key=lambda n: (values[n] is None, values[n] or 0.0))[:_MOST_TOLD]
+    said = []
+    for n in order:
+        value = values[n]
+        nothing = "; ".join(found[n].reasons) or "no plan was found"
+        said.append(f"{cases[n].name}: {nothing if value is None else f'{abs(value):.4g} {unit}'}")
+    more = len(cases) - len(said)
+    return (*said, f"{more} others, which aren't better") if more else tuple(said)
 
 
 def _bound(found: Sequence[SearchOutcome], sign: float) -> float | None:

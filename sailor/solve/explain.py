@@ -22,6 +22,8 @@ _LIMITS = (
     "max_usd_per_iteration",
     "min_iterations_per_s",
     "max_gpus",
+    "max_nodes",
+    "max_zones",
     "tp",
     "pp",
     "dp",

@@ -3,7 +3,7 @@
 Counts of stage templates, arcs between their kind sets, GPUs, memory by place, ladders for the
 slowest stage and the slowest gradient sync. It is a relaxation: transfers of mixed stages and a
 stage's place are bounded from below. So its optimum is a lower bound, and its solution a sketch.
-The equations are those of docs/solver.md.
+Each constraint has a name; docs/cost-model.md has the equation of every one.
 """
 
 from __future__ import annotations
@@ -202,8 +202,9 @@ class _Model:
 
     def _shape(self) -> None:
         model, role = self.model, [t.role for t in self.templates]
-        model.add(self._sum([t.units for t in self.templates]) == self.part.tables.num_units)
-        model.add(self._sum([1] * len(role)) == self.depth)
+        units = self._sum([t.units for t in self.templates])
+        model.add(units == self.part.tables.num_units).with_name("units")
+        model.add(self._sum([1] * len(role)) == self.depth).with_name("stages")
         model.add(self._sum([r in (FIRST, ONLY) for r in role]) == 1).with_name("one_first")
         model.add(self._sum([r in (LAST, ONLY) for r in role]) == 1).with_name("one_last")
         pinned = self.part.programme.pinned
@@ -220,7 +221,7 @@ class _Model:
             if template.role == FIRST and template.furthest < self.most:
                 self.model.add(
                     self.depth <= template.furthest + (self.most - template.furthest) * (1 - count)
-                )
+                ).with_name(f"memory_{template.name}")
 
     def _gpus(self) -> None:
         model, tables, dp = self.model, self.part.tables, self.cell.dp
@@ -235,7 +236,7 @@ class _Model:
             for kind in template.kinds:
                 variable = model.new_int_var(0, most, f"replicas_{template.name}_{kind}")
                 self.replicas[number, kind] = variable
-                model.add(variable >= count)
+                model.add(variable >= count).with_name(f"takes_part_{template.name}_{kind}")
                 used[tables.group[kind]].append(int(tables.tp[kind]) * variable)
                 own.append(variable)
             model.add(sum(own) == dp * count).with_name(f"pipelines_{template.name}")
@@ -253,11 +254,12 @@ class _Model:
         steps = sorted(set(units) - {base})
         rungs = [self.model.new_bool_var(f"{name}_{step}") for step in steps]
         for lower, upper in pairwise(rungs):
-            self.model.add_implication(upper, lower)
+            self.model.add_implication(upper, lower).with_name(f"ladder_{upper.name}")
         rung_of = dict(zip(steps, rungs, strict=True))
         for template, count, step in zip(self.templates, self.count, units, strict=True):
             if step != base:
-                self.model.add(count <= self._most_of(template) * rung_of[step])
+                reaches = count <= self._most_of(template) * rung_of[step]
+                self.model.add(reaches).with_name(f"{name}_of_{template.name}")
         heights = [step - before for step, before in zip(steps, [base, *steps], strict=False)]
         return base + sum(h * rung for h, rung in zip(heights, rungs, strict=True))
 
@@ -282,8 +284,9 @@ class _Model:
         for kinds in self.sets:
             out = [t.kinds == kinds and t.role in (FIRST, MIDDLE) for t in self.templates]
             into = [t.kinds == kinds and t.role in (LAST, MIDDLE) for t in self.templates]
-            self.model.add(sum(leaving[kinds]) == self._sum(out))
-            self.model.add(sum(entering[kinds]) == self._sum(into))
+            name = "+".join(map(str, kinds))
+            self.model.add(sum(leaving[kinds]) == self._sum(out)).with_name(f"leaving_{name}")
+            self.model.add(sum(entering[kinds]) == self._sum(into)).with_name(f"entering_{name}")
         back = tables.backward_s.min(axis=0)  # [K, U + 1] over who stands before
         extra = [
             scale.down(float(back[list(t.kinds), units - t.units].max())) if t.role == LAST else 0
@@ -305,9 +308,10 @@ class _Model:
         if most == 0:
             return 0
         long = self.model.new_bool_var("long")
-        self.model.add(self.depth <= up_to + self.most * long)
+        self.model.add(self.depth <= up_to + self.most * long).with_name("long_pipeline")
         value = self.model.new_int_var(0, most, "first_extra")
-        self.model.add(value >= self._sum(extra)).only_enforce_if(long)
+        counts_twice = self.model.add(value >= self._sum(extra)).with_name("first_sends_twice")
+        counts_twice.only_enforce_if(long)
         return value
 
     def solve(self, budget: Budget) -> FlowResult:

@@ -130,3 +130,14 @@ def _one_of_each_quota(members: Iterable[Slot]) -> tuple[Slot, ...]:
     for slot in members:
         chosen.setdefault(slot.capacity, slot)
     return tuple(chosen.values())
+
+
+def most_gpus(problem: Problem) -> int | None:
+    """Return the GPUs, in units of cp, that `max_gpus` and `max_nodes` leave; None: no limit."""
+    limits, cp = problem.constraints, problem.training.cp
+    found = [] if limits.max_gpus is None else [limits.max_gpus // cp]
+    if limits.max_nodes is not None:
+        shapes = {place.node_type for place in problem.placements}
+        largest = max((problem.node(name).num_gpus // cp for name in shapes), default=0)
+        found.append(limits.max_nodes * largest)
+    return min(found, default=None)

@@ -17,12 +17,14 @@ from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
 from sailor.solve.dynamic import DynamicPlanner
 from sailor.solve.search import Budget
+from sailor.solve.zone_sets import zone_sets
 
 _SEARCH_S = 1.0  # of one search
 _MOST_TIMES = 64  # so many times the pool is tried at most
 _MOST_OFFERS = 6
 _PINNED = ("tp", "pp", "dp", "microbatch")
-_LIMITS = ("max_usd_per_iteration", "min_iterations_per_s", "max_gpus", *_PINNED, "memory_headroom")
+_COUNTED = ("max_gpus", "max_nodes", "max_zones")
+_LIMITS = ("max_usd_per_iteration", "min_iterations_per_s", *_COUNTED, *_PINNED, "memory_headroom")
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,13 @@ class _Relaxation:
         if name == "memory_headroom":
             room = min(worker.capacity_bytes - worker.bound_bytes for worker in found.memory)
             return float(math.floor(room / 2**20) * 2**20)
-        if name == "max_gpus":
-            rented = sum(node.gpus_rented for node in found.nodes)
-            return self._least(int(old), rented, lambda gpus: self._with("max_gpus", gpus))
+        if name in _COUNTED:
+            taken = {
+                "max_gpus": sum(node.gpus_rented for node in found.nodes),
+                "max_nodes": sum(node.count for node in found.nodes),
+                "max_zones": len({node.zone for node in found.nodes}),
+            }[name]
+            return self._least(int(old), taken, lambda number: self._with(name, number))
         own = {
             "tp": [r.tp for stage in plan.stages for r in stage.replicas],
             "pp": [plan.pp],
@@ -219,6 +225,13 @@ def _searches(case: Problem) -> list[Problem]:
     Near the edge of what is possible a limit leaves a search nothing to start from; the fastest or
     the cheapest plan without that limit may keep it.
     """
+    sets = zone_sets(case)
+    if sets is not None:
+        return [other for _, own in sets.problems for other in _searches_within(own)]
+    return _searches_within(case)
+
+
+def _searches_within(case: Problem) -> list[Problem]:
     limits = case.constraints
     money = ("max_usd_per_iteration", "min_iterations_per_s")
     if all(getattr(limits, name) is None for name in money):

@@ -25,6 +25,7 @@ from sailor.solve.lagrange_boxes import BoundCell, Home, Money
 from sailor.solve.lagrange_tables import EVERYWHERE, BoundTables, Group, groups_of
 from sailor.solve.pools import slots_of
 from sailor.solve.positional_layouts import Layout
+from sailor.solve.zone_sets import inside
 
 Floats = NDArray[np.float64]
 
@@ -130,7 +131,7 @@ def families(problem: Problem, money: Money) -> list[Family]:
     homes: dict[tuple[int, ...], Family] = {}
     for zone in zones:
         # Zones with the same offers, prices and links are one case.
-        alone.setdefault(_offers(problem, zone), Family(_inside(problem, zone)))
+        alone.setdefault(_offers(problem, zone), Family(inside(problem, {zone})))
         rooms = tuple(_room(problem, group, zone) for group in groups_of(problem))
         kinds = tuple(_num_kinds(group, zone) for group in groups_of(problem))
         homes.setdefault((*rooms, *kinds), Family(problem, prices, zone))
@@ -149,16 +150,6 @@ def _least_prices(problem: Problem, zones: list[str]) -> Prices:
         default=np.inf,
     )
     return Prices(one_way, both)
-
-
-def _inside(problem: Problem, zone: str) -> Problem:
-    """Return the problem with the offers of one zone alone."""
-    capacities = []
-    for capacity in problem.capacities:
-        own = tuple(n for n in capacity.placements if problem.placements[n].zone == zone)
-        if own:
-            capacities.append(capacity.model_copy(update={"placements": own}))
-    return problem.model_copy(update={"capacities": tuple(capacities)})
 
 
 def _room(problem: Problem, group: Group, zone: str) -> int:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
 from datetime import date
 from typing import Any
 
 from tiny_jobs import TINY_MODEL
 
 from sailor.api import build_problem
-from sailor.interfaces import Limits
+from sailor.interfaces import Limits, Planner, SearchOutcome
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve.decide import decide
 from sailor.solve.exhaustive import ExhaustivePlanner
 
 REGISTRY = Registry.load(entry_points=False)
@@ -98,6 +100,10 @@ def _limited(problem: Problem, rng: random.Random) -> Problem:
         limits["max_usd_per_iteration"] = cheap * rng.choice((0.99, 1.1, 1.5, 2.0))
     if rng.random() < 0.3:
         limits["max_gpus"] = rng.choice((2, 4, 6))
+    if rng.random() < 0.2:
+        limits["max_nodes"] = rng.choice((1, 2, 3))
+    if len(problem.zones) > 1 and rng.random() < 0.4:
+        limits["max_zones"] = 1
     constraints = problem.constraints.model_copy(update=limits)
     return problem.model_copy(update={"constraints": constraints})
 
@@ -105,12 +111,19 @@ def _limited(problem: Problem, rng: random.Random) -> Problem:
 def best_value(problem: Problem, objective: Objective) -> float | None:
     """Return the best value of an objective, by the oracle; None without any plan."""
     case = problem.model_copy(update={"objective": objective})
-    plan = ExhaustivePlanner().solve(case, Limits(), lambda p: None, lambda: False).plan
+    plan = _searched(case, ExhaustivePlanner(), Limits(), lambda: False).plan
     if plan is None:
         return None
     found = estimate(case, plan)
     throughput = objective is Objective.MAX_THROUGHPUT
     return found.iterations_per_s if throughput else found.usd_per_iteration
+
+
+def _searched(
+    problem: Problem, planner: Planner, limits: Limits, should_stop: Callable[[], bool]
+) -> SearchOutcome:
+    """Search as the API does: within each set of zones, where their number is limited."""
+    return decide([problem], planner, limits, lambda p: None, should_stop, chosen=False).outcome
 
 
 class Outcome:
@@ -119,8 +132,11 @@ class Outcome:
     def __init__(self, problem: Problem, planner: str, cpu_s: float = math.inf) -> None:
         """Search for `cpu_s` seconds of this process at most."""
         end_s = time.process_time() + cpu_s
-        found = REGISTRY.planner(planner).solve(
-            problem, Limits(wall_s=600.0), lambda p: None, lambda: time.process_time() > end_s
+        found = _searched(
+            problem,
+            REGISTRY.planner(planner),
+            Limits(wall_s=600.0),
+            lambda: time.process_time() > end_s,
         )
         self.planner = planner
         self.proven = found.proven

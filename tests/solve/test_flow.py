@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 from tiny_jobs import tiny_job
 
@@ -9,9 +13,10 @@ from sailor.api import build_problem
 from sailor.interfaces import Limits
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve import flow
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.flow import FlowRules, solve_cell
+from sailor.solve.flow import FlowResult, FlowRules, solve_cell
 from sailor.solve.search import Budget
 from sailor.solve.templates import kind_sets, templates, uniform
 
@@ -66,3 +71,45 @@ def test_templates_hold_one_degree_of_each_group() -> None:
         assert len(set(groups)) == len(groups)
         assert template.stage_s >= template.compute_s > 0
     assert len({template.name for template in found}) == len(found)  # names of variables
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "cost-model.md"
+
+
+def documented() -> dict[str, re.Pattern[str]]:
+    """The names of constraints in the page's table, as patterns."""
+    page = DOCS.read_text()
+    start = page.index("| constraint | equation |")
+    rows = page[start : page.index("\n\n", start)].splitlines()[2:]
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    return {name: re.compile(re.sub(r"<\w+>", ".+", re.escape(name))) for name in names}
+
+
+def test_every_constraint_has_a_name_that_the_page_explains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr(
+        flow._Model,
+        "solve",
+        lambda self, budget: built.append(self.model.proto) or FlowResult(0.0, ()),
+    )
+    for limits in ({"max_gpus": 5}, {"pp": 2}, {"pp": 4}):
+        job = tiny_job(a100=2, v100=6, zones=1, batch=12, objective="max_throughput",
+                       cost_model="published", constraints=limits)  # fmt: skip
+        job["model"] = {**job["model"], "num_layers": 4, "hidden": 4096, "ffn": 16384}
+        problem = build_problem(job, registry=REGISTRY)
+        certificate = Certificate(problem, 24)
+        certificate.first_look(1e3, lambda: False)
+        certificate.improve(1e3, 0.02, 1, lambda: False)
+        for part in certificate.parts:
+            for number in range(len(part.cells)):
+                solve_cell(part, number, certificate, FlowRules(0.02, 1.0, 0),
+                           Budget(None, lambda: False))  # fmt: skip
+    patterns = documented()
+    seen = {constraint.name for proto in built for constraint in proto.constraints}
+    assert "" not in seen
+    for name in seen:
+        assert any(pattern.fullmatch(name) for pattern in patterns.values()), name
+    for name, pattern in patterns.items():
+        assert any(pattern.fullmatch(one) for one in seen), f"{name} is in no model"
