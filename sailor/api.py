@@ -28,7 +28,7 @@ from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import EventResult, Fidelity, estimate_events
 from sailor.solve.crew import default_processes, search_cpu_s
 from sailor.solve.decide import Decided, decide, marked
-from sailor.solve.last_word import last_word
+from sailor.solve.last_word import MOST_S, last_word
 from sailor.solve.pareto import ParetoPoint
 from sailor.solve.pareto import pareto as front
 from sailor.solve.relax import Relaxed, relaxed
@@ -201,7 +201,8 @@ def plan_problem(
         relief = relaxed(decided.problems[0], variants, most_s=most_s, should_stop=should_stop)
         if relief.plan is not None:
             decided, relief = _with_missed(decided, relief.plan, planner, chosen=bool(choices))
-    word = last_word(decided) if events else None
+    hurry_s = MOST_S if limits.work_s is None else math.inf
+    word = last_word(decided, hurry_s) if events else None
     wall, cpu = time.perf_counter() - wall, search_cpu_s() - cpu
     outcome, digest = decided.outcome, problem.digest()
     plan = outcome.plan if word is None else word.plan

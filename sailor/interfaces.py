@@ -187,7 +187,8 @@ class Limits:
 
     `gap` is relative: a plan so near the bound is good enough. None: as the planner likes.
     A planner may use up to `processes` processes; with more than one its answer may depend on
-    which of them is faster.
+    which of them is faster. With `work_s`, a limit of counted work instead of time (a unit is about
+    a second), it uses one, and a seed has the same answer on every machine.
     """
 
     wall_s: float | None = None
@@ -195,6 +196,7 @@ class Limits:
     disabled_rules: tuple[str, ...] = ()  # heuristics switched off, by name
     gap: float | None = None
     processes: int = 1
+    work_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,8 @@ def resume_key(digest: str, options: Options) -> str:
     ]
     if limits.gap is not None:
         search.append(limits.gap)
+    if limits.work_s is not None:
+        search.append(["work", limits.work_s])
     text = json.dumps([digest, search, _sailor_version()])
     return hashlib.sha256(text.encode()).hexdigest()
 

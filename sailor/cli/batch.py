@@ -50,6 +50,7 @@ def command(
     time_limit: float | None,
     gap: float | None,
     seed: int,
+    work_limit: float | None,
     strict: bool,
     without_rules: tuple[str, ...],
 ) -> int:
@@ -70,7 +71,13 @@ def command(
     registry.planner(planner, where="--planner")
     options = Options(
         planner=planner,
-        limits=Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules, gap=gap),
+        limits=Limits(
+            wall_s=time_limit,
+            seed=seed,
+            disabled_rules=without_rules,
+            gap=gap,
+            work_s=work_limit,
+        ),
         objective=objective,
         strict=strict,
         retry_failed=retry == "failed",

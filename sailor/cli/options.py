@@ -67,6 +67,14 @@ def _search_options(planner: str, planner_note: str) -> tuple[Callable[[_F], _F]
             metavar="N",
             help="Seed of searches that use chance.",
         ),
+        click.option(
+            "--work-limit",
+            type=float,
+            callback=_positive,
+            metavar="W",
+            help="Stop after W counted units of work, about a second each. With it one process"
+            " searches, and gives the same answer on every machine.",
+        ),
         click.option("--strict", is_flag=True, help="Refuse figures that are assumed, not known."),
         click.option(
             "--without-rule",

@@ -40,6 +40,7 @@ def command(
     time_limit: float | None,
     gap: float | None,
     seed: int,
+    work_limit: float | None,
     strict: bool,
     without_rules: tuple[str, ...],
     processes: int | None,
@@ -62,7 +63,13 @@ def command(
     sink = registry.report_sink(format_ or by_suffix, where="--format")
     registry.planner(planner, where="--planner")
     file = JobFile.load(job)
-    limits = Limits(wall_s=time_limit, seed=seed, disabled_rules=without_rules, gap=gap)
+    limits = Limits(
+        wall_s=time_limit,
+        seed=seed,
+        disabled_rules=without_rules,
+        gap=gap,
+        work_s=work_limit,
+    )
     line = ProgressLine(shown=sink.name != "json")
     with Interrupt("stopping with the best plan so far") as interrupt, line as show:
         result = file.placed(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sailor.model.job import Objective
 from sailor.sim.closed_form import PlanBatch, evaluate
+from sailor.solve import work
 from sailor.solve.cell import BREACH, Cell, Scorer, SearchTables
 from sailor.solve.pure_score import PureScore, by_table
 from sailor.solve.refine import Scored
@@ -102,6 +103,7 @@ class _Population:
                 found = evaluate(self.search.tables, batch, self.scorer.headroom_bytes)
                 score = self.scorer.of(found, np.zeros(len(cuts)))
         self.scorer.evaluations += len(cuts)
+        work.add(work.TABLE_S * first.size)
         gpus = self.search.tables.tp[first] * self.dp[:, None]
         pools = len(self.search.room)
         pool = self.search.pool[first] + (np.arange(len(cuts)) * pools)[:, None]

@@ -12,7 +12,9 @@ from dataclasses import replace
 from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.problem import Problem
 from sailor.solve.cpsat import CpSatPlanner, Effort
+from sailor.solve.crew import search_cpu_s
 from sailor.solve.patience import Patience
+from sailor.solve.work import counted_s
 
 DEFAULT_WALL_S = 30.0
 GOOD_GAP = 0.02
@@ -37,13 +39,20 @@ class AutoPlanner:
         should_stop: Callable[[], bool],
     ) -> SearchOutcome:
         """Return a plan within 2 % of its bound, or the best one of the time limit."""
-        wall_s = DEFAULT_WALL_S if limits.wall_s is None else limits.wall_s
+        counted = limits.work_s is not None
+        wall_s = DEFAULT_WALL_S if limits.wall_s is None and not counted else limits.wall_s
         gap = GOOD_GAP if limits.gap is None else limits.gap
         types = {problem.node(place.node_type).gpu for place in problem.placements}
         zones = {place.zone for place in problem.placements}
         homogeneous = len(types) <= 1 and len(zones) <= 1
         planner = CpSatPlanner(Effort(gap=gap))
-        watch = Patience(on_progress, should_stop, least_s=_LEAST_PATIENCE_S, share=_PATIENCE_SHARE)
+        watch = Patience(
+            on_progress,
+            should_stop,
+            least_s=_LEAST_PATIENCE_S,
+            share=_PATIENCE_SHARE,
+            clock=counted_s if counted else search_cpu_s,
+        )
         outcome = planner.solve(
             problem, replace(limits, wall_s=wall_s, gap=gap), watch.on_progress, watch.should_stop
         )
@@ -55,7 +64,7 @@ class AutoPlanner:
         told = should_stop()
         late = outcome.stopped_early and not watch.stalled and not told
         # A limit that auto chose for itself is no interruption.
-        early = told or (late and limits.wall_s is not None)
+        early = told or (late and (counted or limits.wall_s is not None))
         return replace(
             outcome,
             rules=(used, *outcome.rules),
@@ -65,7 +74,13 @@ class AutoPlanner:
 
 
 def _reason(
-    outcome: SearchOutcome, gap: float, wall_s: float, watch: Patience, *, told: bool, late: bool
+    outcome: SearchOutcome,
+    gap: float,
+    wall_s: float | None,
+    watch: Patience,
+    *,
+    told: bool,
+    late: bool,
 ) -> str | None:
     """Return why the search ended, in words; None where the status says it all."""
     if told:
@@ -73,7 +88,7 @@ def _reason(
     if watch.stalled:
         return f"nothing gained for {watch.patience_s:.2g} CPU s"
     if late:
-        return f"the time limit of {wall_s:g} s"
+        return "the limit of work" if wall_s is None else f"the time limit of {wall_s:g} s"
     if outcome.plan is None or outcome.proven or watch.gap is None:
         return None
     if watch.gap <= gap + 1e-9:

@@ -13,6 +13,7 @@ from sailor.model.problem import Problem
 from sailor.sim.closed_form import Evaluation, PlanBatch, evaluate
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
+from sailor.solve import work
 from sailor.solve.pools import Pool, most_gpus
 from sailor.solve.shares import shared
 
@@ -152,6 +153,7 @@ class Scorer:
     def __call__(self, search: SearchTables, batch: PlanBatch) -> Floats:
         """Return [B]: seconds or dollars an iteration, plus BREACH for what is not allowed."""
         self.evaluations += len(batch.kinds)
+        work.add(work.SCORE_S * batch.kinds.size)
         if self.shares and not search.tables.coupled and batch.width.shape[1] > 1:
             total = max(1, round(self.global_batch / search.tables.microbatch))
             batch = shared(search.tables, batch, total)

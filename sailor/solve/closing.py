@@ -7,7 +7,6 @@ the best pipeline of each, and a box with too many partial pipelines is split ag
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -74,9 +73,8 @@ class Decide:
         """Return what the positional programme makes of the cell."""
         part = certificate.parts[self.place]
         part.cells[self.number], part.found[self.number] = self.cell, self.found
-        end_s = time.process_time() + self.most_s
-        own = Budget(budget.left_s(), lambda: budget.over() or time.process_time() > end_s)
-        return decide_cell(part, self.number, certificate, self.gap, own)
+        within = budget.within(self.most_s)
+        return decide_cell(part, self.number, certificate, self.gap, within)
 
 
 def decide_cells(

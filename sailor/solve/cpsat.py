@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 
 from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.job import Objective
@@ -25,7 +26,7 @@ from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.flow import FlowRules, close_cells
 from sailor.solve.grid import cells
-from sailor.solve.last_word import finalists
+from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.pools import Pool
 from sailor.solve.refine import Scored, refine
 from sailor.solve.rules import H3, active_rules
@@ -127,8 +128,10 @@ class _Run:
         self.problem, self.limits, self.effort = problem, limits, effort
         self.on_progress = on_progress
         self.rules = active_rules(limits.disabled_rules)
-        self.budget = Budget(limits.wall_s, should_stop)
-        self.began_s = search_cpu_s()
+        self.budget = Budget(limits.wall_s, should_stop, work_s=limits.work_s, clock=search_cpu_s)
+        counted = limits.work_s is not None
+        self.processes, self.finalists_s = (1, inf) if counted else (limits.processes, MOST_S)
+        self.began_s = self.budget.clock()
         self.early: tuple[Plan, ...] = ()
         self.incumbent = Incumbent(problem)
         self.scopes: list[_Scope] = []
@@ -148,7 +151,7 @@ class _Run:
         self._spread()
         if self.certificate is None:
             return self._search(None)
-        with Workers(self.limits.processes, self.certificate) as workers:
+        with Workers(self.processes, self.certificate) as workers:
             return self._search(workers)
 
     def _spread(self) -> None:
@@ -189,7 +192,8 @@ class _Run:
         plan = self.incumbent.plan
         if plan is not None:
             sketches = [(scope.search.found.best, scope.pools) for scope in self.scopes]
-            self.early = (plan, *finalists(self.problem, sketches, plan)[:_EARLY])
+            others = finalists(self.problem, sketches, plan, self.finalists_s)
+            self.early = (plan, *others[:_EARLY])
 
     def _bound_first(self) -> None:
         """Take a first look at all cells with the incumbent as the cutoff."""
@@ -274,11 +278,8 @@ class _Run:
             return
         self._decide_within(self.effort.gap, self.budget, workers)
         if self.effort.gap > PROVEN_GAP:
-            now_s = search_cpu_s()
-            end_s = now_s + max(now_s - self.began_s, _LEAST_POLISH_S)
-            more = Budget(
-                self.budget.left_s(), lambda: self.budget.over() or search_cpu_s() > end_s
-            )
+            took_s = self.budget.clock() - self.began_s
+            more = self.budget.within(max(took_s, _LEAST_POLISH_S))
             self._decide_within(PROVEN_GAP, more, workers)
 
     def _decide_within(self, gap: float, budget: Budget, workers: Workers) -> None:
@@ -386,5 +387,6 @@ class _Run:
             self.problem,
             [(scope.search.found.best, scope.pools) for scope in self.scopes],
             self.incumbent.plan,
+            self.finalists_s,
         )
         return tuple(p for p in dict.fromkeys((*self.early, *late)) if p != self.incumbent.plan)

@@ -6,7 +6,6 @@ what was decided. No plan of any problem is better than the best of their bounds
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
-from sailor.solve.search import PROVEN_GAP
+from sailor.solve.search import PROVEN_GAP, Shared
 from sailor.solve.zone_sets import zone_sets
 
 _MOST_TOLD = 8
@@ -53,19 +52,13 @@ def decide(
     if len(cases) == 1:
         outcome = planner.solve(problems[0], limits, on_progress, should_stop)
         return Decided(tuple(problems), marked(problems[0], outcome) if chosen else outcome)
-    wall_s = limits.wall_s
-    if wall_s is None:
-        wall_s = getattr(planner, "default_wall_s", None)
-    deadline_s = None if wall_s is None else time.monotonic() + wall_s
+    shared = Shared(limits, getattr(planner, "default_wall_s", None))
     found: list[SearchOutcome] = []
     best: float | None = None
     for number, case in enumerate(cases):
-        share_s = None
-        if deadline_s is not None:
-            share_s = max(0.0, deadline_s - time.monotonic()) / (len(cases) - number)
         watch = _Watch(case, best, on_progress, should_stop)
         outcome = planner.solve(
-            case.problem, replace(limits, wall_s=share_s), watch.on_progress, watch.should_stop
+            case.problem, shared.part(len(cases) - number), watch.on_progress, watch.should_stop
         )
         if watch.hopeless and not should_stop():
             outcome = replace(outcome, stopped_early=False)

@@ -22,7 +22,7 @@ from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.finish import finish
 from sailor.solve.grid import cells
-from sailor.solve.last_word import finalists
+from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.pools import Pool
 from sailor.solve.probe import probe
 from sailor.solve.refine import Scored, refine, score_pipelines
@@ -82,7 +82,7 @@ class DynamicPlanner:
     ) -> SearchOutcome:
         """Return the best plan found; see the module."""
         rules = active_rules(limits.disabled_rules)
-        budget = Budget(limits.wall_s, should_stop)
+        budget = Budget(limits.wall_s, should_stop, work_s=limits.work_s)
         evaluations = 0
         finished: list[tuple[float, Plan]] = []
         sketches: list[tuple[list[Scored], tuple[Pool, ...]]] = []
@@ -109,7 +109,9 @@ class DynamicPlanner:
             rules=described,
             stopped_early=budget.exceeded,
             evaluations=evaluations,
-            finalists=finalists(problem, sketches, plan),
+            finalists=finalists(
+                problem, sketches, plan, MOST_S if limits.work_s is None else np.inf
+            ),
         )
 
 

@@ -62,7 +62,7 @@ class ExhaustivePlanner:
         should_stop: Callable[[], bool],
     ) -> SearchOutcome:
         """Return the best plan, proven unless stopped."""
-        budget = Budget(limits.wall_s, should_stop)
+        budget = Budget(limits.wall_s, should_stop, work_s=limits.work_s)
         scorer = Scorer(problem)
         best: list[_Seen] = []
         for cell in _cells(problem):

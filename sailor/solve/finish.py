@@ -16,6 +16,7 @@ from sailor.sim.estimate import estimate
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
+from sailor.solve import work
 from sailor.solve.cell import BREACH, Scorer
 from sailor.solve.pools import Pool
 from sailor.solve.realise import realisations
@@ -46,6 +47,7 @@ def finish(
         # The estimate counts whole nodes, so it is never below the kernel's value.
         if found is not None and candidate.value >= found[0]:
             break
+        work.add(work.PLAN_S)
         plan = plan_of(
             problem.arch.name,
             candidate.cuts,
@@ -80,6 +82,7 @@ def _candidates(
         if size not in tables:
             tables[size] = cost_model(problem.cost_model).tables(problem, kinds, size)
         for cuts, columns in realisations(problem, scored, pools):
+            work.add(work.PLAN_S)
             variants = [columns]
             if problem.search_space.microbatch_shares:
                 shared = with_shares(tables[size], cuts, columns)

@@ -1,9 +1,9 @@
 """F-FLOW: a CP-SAT model of one cell with the number of stages free.
 
 Counts of stage templates, arcs between their kind sets, GPUs, memory by place, ladders for the
-slowest stage and the slowest gradient sync. It is a relaxation: transfers of mixed stages and a
-stage's place are bounded from below. So its optimum is a lower bound, and its solution a sketch.
-Each constraint has a name; docs/cost-model.md has the equation of every one.
+slowest stage and sync. A relaxation: transfers of mixed stages and a stage's place are bounded from
+below. So its optimum is a lower bound, and its solution a sketch. docs/cost-model.md has the
+equation of every constraint, by its name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sailor.model.job import Objective
+from sailor.solve import work
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate, Part
 from sailor.solve.crew import Workers
@@ -322,11 +323,10 @@ class _Model:
         solver.parameters.optimize_with_core = True
         solver.parameters.cp_model_probing_level = 0
         solver.parameters.max_deterministic_time = self.rules.deterministic_s
-        left = budget.left_s()
-        if left is not None:
+        if (left := budget.left_s()) is not None:
             solver.parameters.max_time_in_seconds = max(left, 0.01)
-        status = solver.solve(self.model)
-        cp_model = self.cp_model
+        cp_model, status = self.cp_model, solver.solve(self.model)
+        work.add(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
             return FlowResult(self.wanted, ())
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

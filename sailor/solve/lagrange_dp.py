@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.chain_compiled import KERNELS, CompiledChains
 from sailor.solve.compiled import kernels
 from sailor.solve.lagrange_rows import Chains, Furthest, Reach, Rows
@@ -149,6 +150,7 @@ class ChainProgramme:
         Memory is that of the place nearest to the end, and a stage's time limit counts the least
         transfers of its kind; its cost counts the actual ones.
         """
+        work.add(work.CHAIN_S * len(rows.ceiling_s) * self.kinds * self.units**2)
         if self.fast is not None:
             return self.fast.relaxed(rows, reach)
         before, start, kind_before = self.before(rows, reach)
@@ -189,6 +191,9 @@ class ChainProgramme:
         cost, and no stages.
         """
         size = len(rows.ceiling_s)
+        work.add(
+            work.PLACE_S * size * self.kinds * self.units**2 * min(self.max_stages, self.units)
+        )
         enough = np.full(size, np.inf) if enough is None else enough
         if self.fast is not None:
             return self.fast.solve(rows, reach, enough)

@@ -31,7 +31,7 @@ _FINALISTS = 16
 _OF_A_CELL = 2
 # Closed form and events differ by a few percent: what is further behind can't win.
 _WINDOW = 1.05
-_MOST_S = 5.0  # seconds to pick finalists, and again to simulate them
+MOST_S = 5.0  # seconds to pick finalists, and again to simulate them
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ def finalists(
     problem: Problem,
     scopes: Iterable[tuple[Sequence[Scored], Sequence[Pool]]],
     best: Plan | None,
+    most_s: float = MOST_S,
 ) -> tuple[Plan, ...]:
     """Return the best other plans of a search, from several cells, best first.
 
@@ -55,7 +56,7 @@ def finalists(
     """
     if problem.cost_model != MODEL or best is None:
         return ()
-    deadline_s = time.monotonic() + _MOST_S
+    deadline_s = time.monotonic() + most_s
     chosen = [(one, pools) for sketches, pools in scopes for one in _spread(sketches)]
     chosen.sort(key=lambda item: item[0].score)
     found: list[tuple[float, Plan]] = []
@@ -84,12 +85,13 @@ def _spread(sketches: Sequence[Scored]) -> list[Scored]:
     return kept
 
 
-def last_word(decided: Decided) -> LastWord | None:
+def last_word(decided: Decided, most_s: float = MOST_S) -> LastWord | None:
     """Return the plan that the event engine likes best, with its estimate there.
 
     None without a plan. Plans that break a limit in the engine come after those that don't. The
     interleaved forms that `search_space.vpp` allows are looked at too. A search that was told to
-    stop has its last word all the same: it takes a fraction of a second.
+    stop has its last word all the same: it takes a fraction of a second. After `most_s` seconds
+    no further plan is looked at.
     """
     first = decided.outcome.plan
     if first is None:
@@ -99,7 +101,7 @@ def last_word(decided: Decided) -> LastWord | None:
         return _by_closed_form(decided, first)
     objective = decided.problems[0].objective
     best, plan = own, first
-    deadline_s = time.monotonic() + _MOST_S
+    deadline_s = time.monotonic() + most_s
     forms = chain(*(interleaved(decided, one) for one in (first, *decided.outcome.finalists)))
     for other in chain(decided.outcome.finalists, forms):
         if time.monotonic() > deadline_s:

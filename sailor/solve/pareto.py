@@ -6,7 +6,6 @@ plan above each of a row of throughput floors, evenly spaced in ratio.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from sailor.model.plan import Plan
 from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
 from sailor.solve.decide import decide
+from sailor.solve.search import Shared
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def pareto(
     """Return up to `num_points` plans, slowest and cheapest first; none dominates another.
 
     `choices`, where there are any, are the problem with each training that may be chosen. The
-    job's own limits hold for every point. `limits.wall_s` is that of the whole front: each
+    job's own limits hold for every point. Those of time and work are for the whole front: each
     search gets its share of what is left. Empty when there is no plan at all.
     """
     if num_points < 2:
@@ -89,8 +89,7 @@ class _Front:
     ) -> None:
         self.problems, self.planner, self.num_points = problems, planner, num_points
         self.limits, self.on_progress, self.should_stop = limits, on_progress, should_stop
-        wall_s = limits.wall_s
-        self.deadline_s = None if wall_s is None else time.monotonic() + wall_s
+        self.shared = Shared(limits)
         self.cases: list[_Case] = []
         self.seen: list[tuple[Plan, Estimate]] = []
         self.chosen = False  # whether plans say which problem they are for
@@ -121,7 +120,7 @@ class _Front:
         decided = decide(
             cases,
             self.planner,
-            self._share(number),
+            self.shared.part(max(1, self.num_points - number + 1)),
             self._labelled(number),
             self.should_stop,
             chosen=self.chosen,
@@ -135,12 +134,6 @@ class _Front:
             return None
         self.cases.append(_Case(objective, wanted, found, outcome.bound))
         return found[1]
-
-    def _share(self, number: int) -> Limits:
-        if self.deadline_s is None:
-            return self.limits
-        left_s = max(0.0, self.deadline_s - time.monotonic())
-        return replace(self.limits, wall_s=left_s / max(1, self.num_points - number + 1))
 
     def _labelled(self, number: int) -> Callable[[Progress], None]:
         def report(progress: Progress) -> None:

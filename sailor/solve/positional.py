@@ -16,6 +16,7 @@ from dataclasses import fields as fields_of
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.compiled import kernels
 from sailor.solve.label_compiled import KERNELS, CompiledLabels
 from sailor.solve.positional_labels import (
@@ -136,6 +137,7 @@ class PositionalProgramme:
             if should_stop():
                 raise TooManyLabelsError
             self._look_ahead(from_end)
+            work.add(work.LABEL_S * len(labels) * len(self.space.sets))
             step = self._extended if self.fast is None else self.fast.extended
             labels, complete = step(self, labels, from_end)
             if complete is not None:

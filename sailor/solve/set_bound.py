@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.compiled import kernels
 from sailor.solve.positional_sets import KindSets
 
@@ -136,6 +137,7 @@ class SetProgramme:
 
         Begins at `prices`; ends at the cutoff or after so many steps. Infinite: there are none.
         """
+        work.add(work.SET_S * steps * len(self.use) * self.units**2)
         reach, fixed = self.reach(box), self.further * box.low_s + box.low_g
         if self.kernels is not None:
             found: tuple[float, Floats] = self.kernels.best_bound(

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.cell import Cell
 
 Floats = NDArray[np.float64]
@@ -171,6 +172,7 @@ class StageProgramme:
         sizes: tuple[int, ...] | None,
     ) -> tuple[Floats, Ints, Ints]:
         """Put one more stage in front of every suffix; returns totals and the choices."""
+        work.add(work.SPLIT_S * best.size * longest * len(self.kinds))
         new = np.full_like(best, np.inf)
         chosen_kind = np.full(best[:, : self.units].shape, -1, dtype=np.int64)
         chosen_size = np.zeros(chosen_kind.shape, dtype=np.int64)
