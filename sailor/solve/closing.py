@@ -35,6 +35,7 @@ Ints = NDArray[np.int64]
 
 _STEPS = (20, 4)  # price steps of a cell's only box, where nothing else is known of it
 _FIRST_STEPS, _MORE_STEPS = 60, 25  # price steps over kind sets, of a first box and of its parts
+_TRIED_STEPS = 10  # of two prices to begin with
 _WIDTH, _NARROWEST = 0.04, 0.002  # of the time: what S and G of a box leave open
 _RATE_STEP = 1e-3  # of a rate: what a box is looked at again for
 _LABELS, _MOST_LABELS = 8_000, 300_000  # of a layer, in the widest boxes and in any
@@ -249,12 +250,22 @@ class _CellRun:
         return self.space.with_rate(box.high_r, self.values.at_home(box, least_s, self.best))
 
     def _first_prices(self, box: Box) -> Floats:
-        """Return the prices of the Lagrangian bound, as prices of one GPU of a pipeline."""
+        """Return the prices of the Lagrangian bound, as prices of one GPU of a pipeline, or none.
+
+        The former may be far off: they were found for another box.
+        """
         groups = self.search.num_groups
-        prices = np.zeros(len(self.bounds.room))
+        nothing = np.zeros(len(self.bounds.room))
+        prices = nothing.copy()
         room = self.search.programme.tables.room
         prices[:groups] = box.prices[:groups] * float(self.search.dp[0]) / np.maximum(room, 1)
-        return prices
+        limit_s = self.values.limit_s(box, self.best)
+        self.bounds.room[: len(self.space.room)] = self._space_of(box).room
+        by_start = [
+            self.bounds.bound(ranges_of(box), start, limit_s, _TRIED_STEPS)[0]
+            for start in (prices, nothing)
+        ]
+        return prices if by_start[0] >= by_start[1] else nothing
 
     def _split(self, one: _Open) -> None:
         for part in self.values.split(one.box):

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.solve.compiled import inner, kernel
+from sailor.solve.set_kernels import advance
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-_SHRINK, _BEYOND = 0.8, 1.002  # of the step without a gain; of the target, that steps aim at
 
 
 @inner
@@ -51,8 +50,8 @@ def _front(
 def _over(
     unit: int, after: int, use: Floats, left: Floats, by_class: Ints, starts: Ints, partner: Ints,
     slope: Floats,
-) -> float:  # fmt: skip
-    """Set by how much the cheapest chain takes more than is left; return the squared length."""
+) -> None:  # fmt: skip
+    """Set by how much the cheapest chain takes more than is left."""
     for row in range(len(left)):
         slope[row] = -left[row]
     while unit > 0:
@@ -60,10 +59,6 @@ def _over(
         for row in range(len(left)):
             slope[row] += use[j, row]
         unit, after = starts[j, unit], by_class[j]
-    length = 0.0
-    for row in range(len(left)):
-        length += slope[row] * slope[row]
-    return length
 
 
 @inner
@@ -92,7 +87,7 @@ def ascend(
     partner = np.empty((units, classes), dtype=np.int64)
     joined, price = np.empty((units, classes)), np.empty(sets)
     prices, slope, best_prices = first.copy(), np.empty(len(first)), first.copy()
-    best, step = -np.inf, 1.0
+    known, move = np.array([-np.inf, np.inf, 0.0]), np.zeros(len(first))
     for _ in range(steps):
         _paid(prices, use, price)
         _front(unit, price, compute_s, reach, by_class, edge, starts, partner, joined)
@@ -101,15 +96,7 @@ def ascend(
             return value, prices
         for row in range(len(left)):
             value -= prices[row] * left[row]
-        length = _over(unit, after, use, left, by_class, starts, partner, slope)
-        if value > best:
-            best = value
-            best_prices[:] = prices
-        else:
-            step *= _SHRINK
-        if value >= target or length == 0.0:
+        _over(unit, after, use, left, by_class, starts, partner, slope)
+        if not advance(known, prices, best_prices, move, slope, value, target):
             break
-        move = step * (target * _BEYOND - value) / length
-        for row in range(len(left)):
-            prices[row] = max(prices[row] + move * slope[row], 0.0)
-    return best, best_prices
+    return known[0], best_prices

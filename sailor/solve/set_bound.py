@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.solve import work
+from sailor.solve.ascent import Ascent
 from sailor.solve.compiled import kernels
 from sailor.solve.positional_sets import KindSets
 
@@ -29,7 +30,6 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 _SLACK = 1e-9
-SHRINK, BEYOND = 0.8, 1.002  # of the step without a gain; of the cutoff, that steps aim at
 
 
 @dataclass(frozen=True)
@@ -145,24 +145,18 @@ class SetProgramme:
                 self.edge_end, self.use, self.room, prices, fixed, cutoff_s, steps,
             )  # fmt: skip
             return found
-        best, best_prices, step = float("-inf"), prices, 1.0
+        ascent = Ascent(prices, cutoff_s)
         for _ in range(steps):
-            value, taken = self._cheapest(reach, self.price(prices))
+            value, taken = self._cheapest(reach, self.price(ascent.prices))
             if not np.isfinite(value):
-                return float("inf"), best_prices
-            bound, steepness = float(fixed + value), 0.0
+                return float("inf"), ascent.best_prices
+            value = float(fixed + value)
             for row, room in enumerate(self.room.tolist()):
-                bound -= float(prices[row]) * room
-                steepness += (float(taken[row]) - room) * (float(taken[row]) - room)
-            if bound > best:
-                best, best_prices = bound, prices
-            else:
-                step *= SHRINK
-            if bound >= cutoff_s or steepness == 0.0:
+                value -= float(ascent.prices[row]) * room
+            ascent.advance(value, taken - self.room)
+            if ascent.done:
                 break
-            move = step * (cutoff_s * BEYOND - bound) / steepness
-            prices = np.maximum(prices + move * (taken - self.room), 0.0)
-        return best, best_prices
+        return ascent.best, ascent.best_prices
 
     def price(self, prices: Floats) -> Floats:
         """Return [J]: what a stage of each set pays, added up row by row."""

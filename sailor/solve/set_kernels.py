@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve.ascent import BEYOND, ENOUGH, LESS, MOMENTUM, MORE, PATIENCE
 from sailor.solve.compiled import inner, kernel
-from sailor.solve.set_bound import BEYOND, SHRINK
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,6 +118,51 @@ def _take(
         at, end = starts[at, kinds], 0
 
 
+@inner
+def _moved(prices: Floats, move: Floats, slope: Floats, wanted: float) -> bool:
+    """Move prices [Q] along the slope and part of the last move; return whether they could."""
+    steepness = 0.0
+    for q in range(len(prices)):
+        move[q] = slope[q] + MOMENTUM * move[q]
+        if prices[q] <= 0.0 and move[q] < 0.0:
+            move[q] = 0.0
+        steepness += move[q] * move[q]
+    if steepness == 0.0:
+        return False
+    length = wanted / steepness
+    for q in range(len(prices)):
+        prices[q] = max(prices[q] + length * move[q], 0.0)
+    return True
+
+
+@inner
+def advance(
+    known: Floats, prices: Floats, best_prices: Floats, move: Floats, slope: Floats,
+    value: float, cutoff: float,
+) -> bool:  # fmt: skip
+    """Take the value and slope at prices [Q], and move them; return False at the end.
+
+    `known` are the best value, what steps aim at beyond it, and steps without a gain; at first
+    minus infinity, infinity and 0.
+    """
+    most = cutoff * BEYOND - value
+    known[1] = min(known[1], most)
+    if value > known[0]:
+        if value - known[0] >= ENOUGH * known[1]:
+            known[1] = min(known[1] * MORE, most)
+        known[0], known[2] = value, 0.0
+        best_prices[:] = prices
+    else:
+        known[2] += 1.0
+        if known[2] == PATIENCE:
+            known[1], known[2] = known[1] * LESS, 0.0
+            prices[:] = best_prices
+            move[:] = 0.0
+    if value >= cutoff:
+        return False
+    return _moved(prices, move, slope, known[0] + known[1] - value)
+
+
 @kernel(
     "Tuple((f8, f8[::1]))(f8[:,:,::1], i8[:,::1], b1[:,::1], b1[::1], i8[::1], f8[:,:,::1], "
     "f8[:,:,::1], f8[:,::1], f8[::1], f8[::1], f8, f8, i8)"
@@ -147,8 +192,8 @@ def best_bound(
         np.zeros((units, classes), dtype=np.int64),
         np.zeros((units, classes), dtype=np.int64),
     )
-    best, best_prices, step = -np.inf, prices.copy(), 1.0
-    prices = prices.copy()
+    known, best_prices = np.array([-np.inf, np.inf, 0.0]), prices.copy()
+    prices, move, slope = prices.copy(), np.zeros(rows), np.zeros(rows)
     for _ in range(steps):
         for j in range(sets):
             price[j] = 0.0
@@ -159,21 +204,13 @@ def best_bound(
         if not np.isfinite(value):
             return np.inf, best_prices
         _take(at, kinds, use, by_class, starts, partner, taken)
-        bound, steepness = fixed + value, 0.0
+        value += fixed
         for q in range(rows):
-            bound -= prices[q] * room[q]
-            steepness += (taken[q] - room[q]) * (taken[q] - room[q])
-        if bound > best:
-            best = bound
-            best_prices[:] = prices
-        else:
-            step *= SHRINK
-        if bound >= cutoff or steepness == 0.0:
+            value -= prices[q] * room[q]
+            slope[q] = taken[q] - room[q]
+        if not advance(known, prices, best_prices, move, slope, value, cutoff):
             break
-        move = step * (cutoff * BEYOND - bound) / steepness
-        for q in range(rows):
-            prices[q] = max(prices[q] + move * (taken[q] - room[q]), 0.0)
-    return best, best_prices
+    return known[0], best_prices
 
 
 @kernel("f8[:,::1](f8[:,:,::1], i8[:,::1], i8[:,::1], i8[::1], f8[:,:,::1], f8[::1], f8[:,::1])")
