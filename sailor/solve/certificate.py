@@ -21,7 +21,7 @@ from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_pace import PaceSearch
 from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
 from sailor.solve.pools import most_gpus
-from sailor.solve.share_bound import ShareSearch
+from sailor.solve.share_bound import ShareSearch, runs_of_degrees
 from sailor.solve.zone_families import EGRESS, Family, families
 
 Floats = NDArray[np.float64]
@@ -103,7 +103,9 @@ class Certificate:
             if family.home is not None:
                 programme.reach_single[:] = 0  # a single stage can't cross
             free = np.where(np.isfinite(tables.compute_s), tables.update_s, np.inf)
-            found = list(family.cells(tables, _cells(self.problem, tables, total, free)))
+            shares = self.problem.search_space.microbatch_shares
+            wanted = _cells(self.problem, tables, total, free, shares=shares)
+            found = list(family.cells(tables, wanted))
             if found:
                 least = [CellBound(self._least(tables, cell), ()) for cell in found]
                 yield Part(tables, programme, found, family, least)
@@ -233,9 +235,11 @@ class Certificate:
 
 
 def _cells(
-    problem: Problem, tables: BoundTables, total: int, sync_s: Floats
+    problem: Problem, tables: BoundTables, total: int, sync_s: Floats, *, shares: bool
 ) -> Iterator[BoundCell]:
     """Yield cells that cover every degree of data parallelism, one for each microbatch count.
+
+    With unequal shares, which gain nothing in a coupled model, a cell is a run of degrees.
 
     The cell has the fewest pipelines of its degrees. In a coupled model all keep the pace of those
     with most microbatches; otherwise a pipeline with fewer may be the slowest one.
@@ -246,6 +250,10 @@ def _cells(
     )
     pinned = problem.constraints.dp
     degrees = range(1, min(total, most) + 1) if pinned is None else [pinned]
+    if shares and not tables.coupled:
+        for some in runs_of_degrees([dp for dp in degrees if dp <= min(total, most)]):
+            yield BoundCell(some[0], -(-total // some[-1]), some, sync_s)
+        return
     by_count: dict[int, list[int]] = {}
     for dp in degrees:
         if dp <= min(total, most):

@@ -7,6 +7,7 @@ Stages are laid from the last one backwards, since memory depends on the distanc
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -45,6 +46,13 @@ class ChainProgramme:
         self.reach_single = tables.longest(1, single=True)
         self._reach: dict[int, Ints] = {}
         self.compute_by_size = self._by_size(tables.compute_s)
+
+    def with_stages(self, stages: int) -> ChainProgramme:
+        """Return the programme of pipelines of exactly so many stages, over the same tables."""
+        other = copy(self)
+        other.__dict__.pop("fast", None)  # which knows the number of stages
+        other.pinned = other.max_stages = stages
+        return other
 
     def _by_size(self, segments: Floats) -> list[Floats]:
         """Return, for each size m, [P, U + 1 - m] seconds of units [v, v + m) by pair."""
