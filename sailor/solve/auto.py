@@ -26,6 +26,7 @@ class AutoPlanner:
 
     name = "auto"
     default_wall_s = DEFAULT_WALL_S
+    default_gap = GOOD_GAP
 
     def unsupported(self, problem: Problem) -> Sequence[str]:
         """Return nothing: any problem can be taken."""

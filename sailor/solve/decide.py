@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sailor.interfaces import Limits, Planner, Progress, SearchOutcome
 from sailor.model.job import Objective
@@ -45,18 +46,19 @@ def decide(
 
     The problems differ in `training.recompute` and `training.zero` only; plans say what was
     decided. All searches share the time limit evenly; what one leaves goes to the next, and one
-    whose bound is no better than a plan of another ends. `chosen` False: the one problem is the
-    job's own, and its plans say nothing.
+    whose bound isn't better than a plan of another by the wanted gap ends. `chosen` False: the one
+    problem is the job's own, and its plans say nothing.
     """
     cases, left_out = _cases(problems)
     if len(cases) == 1:
         outcome = planner.solve(problems[0], limits, on_progress, should_stop)
         return Decided(tuple(problems), marked(problems[0], outcome) if chosen else outcome)
     shared = Shared(limits, getattr(planner, "default_wall_s", None))
+    gap = getattr(planner, "default_gap", 0.0) if limits.gap is None else limits.gap
     found: list[SearchOutcome] = []
     best: float | None = None
     for number, case in enumerate(cases):
-        watch = _Watch(case, best, on_progress, should_stop)
+        watch = _Watch(case, best, gap, on_progress, should_stop)
         outcome = planner.solve(
             case.problem, shared.part(len(cases) - number), watch.on_progress, watch.should_stop
         )
@@ -66,7 +68,21 @@ def decide(
         if outcome.plan is not None:
             value = case.value(outcome.plan)
             best = value if best is None else min(best, value)
-    return Decided(tuple(problems), _merged(cases, found, left_out))
+    merged = _merged(cases, found, left_out)
+    if merged.stopped_early:
+        merged = replace(merged, **_ended(limits, shared, len(cases), told=should_stop()))
+    return Decided(tuple(problems), merged)
+
+
+def _ended(limits: Limits, shared: Shared, searches: int, *, told: bool) -> dict[str, Any]:
+    """Return why searches that share a limit ended, and whether that is an interruption."""
+    if told:
+        return {"stop_reason": "told to by the caller"}
+    limit = "limit of work" if shared.wall_s is None else f"time limit of {shared.wall_s:g} s"
+    # A limit that the planner chose for itself is no interruption.
+    own = limits.wall_s is None and limits.work_s is None
+    reason = f"the {limit}, which {searches} searches shared"
+    return {"stop_reason": reason, "stopped_early": not own}
 
 
 @dataclass(frozen=True)
@@ -110,17 +126,20 @@ class _Watch:
         self,
         case: _Case,
         best: float | None,
+        gap: float,
         on_progress: Callable[[Progress], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        self.case, self.best = case, best
+        self.case = case
+        # Throughput counts as less than nothing, so that less is better; the gap is the bound's.
+        self.enough = None if best is None else best / (1 + gap if best > 0 else 1 - gap)
         self.report, self.told = on_progress, should_stop
         self.hopeless = False
 
     def on_progress(self, progress: Progress) -> None:
         """Pass it on, and compare the bound with the best plan of the other searches."""
-        if self.best is not None and progress.bound is not None:
-            self.hopeless = self.case.sign * progress.bound >= self.best
+        if self.enough is not None and progress.bound is not None:
+            self.hopeless = self.case.sign * progress.bound >= self.enough
         self.report(replace(progress, message=f"{self.case.name}: {progress.message}"))
 
     def should_stop(self) -> bool:

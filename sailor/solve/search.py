@@ -59,6 +59,7 @@ class Shared:
         wall_s = limits.wall_s
         if wall_s is None and limits.work_s is None:
             wall_s = default_wall_s
+        self.wall_s = wall_s
         self._limits, self._left = limits, Budget(wall_s, lambda: False)
         self._end_of_work = None if limits.work_s is None else counted_s() + limits.work_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,6 +205,32 @@ def test_the_choices_share_the_time_limit_and_say_which_one_is_searched() -> Non
     again = Recorder()
     decide(problems, again, Limits(wall_s=3.0), lambda p: None, lambda: False, chosen=True)
     assert again.walls[0] == pytest.approx(1.5, abs=0.1)
+
+
+class Interrupted(Recorder):
+    """A planner that a limit stops."""
+
+    def solve(self, *arguments: Any) -> SearchOutcome:
+        return replace(super().solve(*arguments), stopped_early=True, stop_reason="its part")
+
+
+def test_searches_that_a_limit_ends_name_the_whole_limit() -> None:
+    problems = [
+        build_problem(choice, registry=REGISTRY)
+        for choice in training_choices(sailor.load_job(choosing(job(), recompute=["none", "full"])))
+    ]
+
+    def ended(limits: Limits, *, told: bool = False) -> tuple[bool, str | None]:
+        found = decide(
+            problems, Interrupted(), limits, lambda p: None, lambda: told, chosen=True
+        ).outcome
+        return found.stopped_early, found.stop_reason
+
+    assert ended(Limits(wall_s=3.0)) == (True, "the time limit of 3 s, which 2 searches shared")
+    assert ended(Limits(work_s=3.0)) == (True, "the limit of work, which 2 searches shared")
+    # Its own 12 seconds are no interruption.
+    assert ended(Limits()) == (False, "the time limit of 12 s, which 2 searches shared")
+    assert ended(Limits(), told=True) == (True, "told to by the caller")
 
 
 def test_spot_and_on_demand_offers_of_one_pool_are_weighed_by_their_own_prices() -> None:
