@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 JOBS = ROOT / "examples" / "jobs" / "sosp25"
 PRICES = JOBS / "prices.yaml"
 GPU_TYPES = ("A100-40GB", "V100-16GB", "GH200-96GB")
+ZONES = ("us-central1-a", "us-central1-b", "us-central1-c", "us-central1-f")
 FIVE_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c", "us-west1-a", "us-west1-b")
 
 
@@ -38,6 +40,11 @@ def cases() -> list[Case]:
     found += [
         Case(name, "certificates", job, wall_s=wall_s, planner="cpsat", gap=gap)
         for name, job, gap, wall_s in _certificates()
+    ]
+    found += [
+        Case(f"{name}/{planner}", "generated", job, cpu_s=20.0, planner=planner, processes=1)
+        for name, job in generated(24)
+        for planner in ("dynamic", "auto")
     ]
     found += [
         Case(f"{name} under sailor/{planner}", "sailor", sailor_model(name), cpu_s=40.0,
@@ -136,6 +143,33 @@ def shares(*, unequal: bool) -> Any:
     ]
     return _job("shares", "gpt-neo-2.7b", 2048, pool, cost_model="sailor",
                 search_space={"microbatch_shares": unequal})  # fmt: skip
+
+
+def generated(count: int) -> Iterator[tuple[str, Any]]:
+    """Yield jobs that nobody chose: one zone of two types, up to four zones, two of two types."""
+    rng = random.Random(1)
+    for number in range(count):
+        model = rng.choice(("opt-350m", "gpt-neo-2.7b"))
+        zones = rng.choice((1, 1, 2, 3, 4))
+        types = GPU_TYPES[: 2 if zones == 1 or (zones == 2 and rng.random() < 0.7) else 1]
+        quotas = [
+            rng.choice((16, 24, 32, 48, 64, 96, 128)),
+            rng.choice((16, 32, 64, 128, 192, 256, 384)),
+        ]
+        pool = [
+            {"zone": zone, "gpu": gpu, "quota": quota}
+            for zone in ZONES[:zones]
+            for gpu, quota in zip(types, quotas, strict=False)
+        ]
+        more: dict[str, Any] = {"objective": rng.choice(("max_throughput",) * 2 + ("min_cost",))}
+        if more["objective"] == "min_cost":
+            more["constraints"] = {"min_iterations_per_s": rng.choice((0.02, 0.05))}
+        offer = " + ".join(
+            f"{quota} {gpu.split('-')[0]}" for gpu, quota in zip(types, quotas, strict=False)
+        )
+        batch = rng.choice((512, 1024, 2048))
+        name = f"{number + 1}: {model}, {zones} x ({offer}), batch {batch}, {more['objective']}"
+        yield name, _job(f"generated-{number + 1}", model, batch, pool, **more)
 
 
 def sailor_model(name: str) -> Any:
