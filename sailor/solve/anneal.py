@@ -98,10 +98,11 @@ class _Population:
         with np.errstate(invalid="ignore"):  # unknown links are infinite, times no microbatch
             if self.table is not None:
                 score = self.table(self.of, cuts, first)
+                legal = score < BREACH
             else:
                 batch = PlanBatch(cuts, first[:, :, None], self.dp[:, None], self.count[:, None])
                 found = evaluate(self.search.tables, batch, self.scorer.headroom_bytes)
-                score = self.scorer.of(found, np.zeros(len(cuts)))
+                score, legal = self.scorer.soft(found)
         self.scorer.evaluations += len(cuts)
         work.add(work.TABLE_S * first.size)
         gpus = self.search.tables.tp[first] * self.dp[:, None]
@@ -112,7 +113,7 @@ class _Population:
         if self.scorer.max_gpus is not None:
             total = gpus.sum(axis=1)
             over = np.maximum(over, (total - self.scorer.max_gpus) / max(1, self.scorer.max_gpus))
-        self.legal = (over <= 0) & (score < BREACH)
+        self.legal = (over <= 0) & legal
         penalised: Floats = score * (1.0 + _OVER_ROOM * np.maximum(over, 0.0))
         return penalised
 

@@ -23,6 +23,7 @@ Ints = NDArray[np.int64]
 # Added to the score of a plan that breaks a limit, so that any legal plan beats it and a smaller
 # breach beats a larger one. Scores are seconds or dollars an iteration, far below it.
 BREACH = 1e12
+_SOFT = 3.0  # a limit that is missed by x makes a soft score 1 + 3 x times as high
 
 
 @dataclass(frozen=True)
@@ -185,17 +186,34 @@ class Scorer:
         """Return [B] scores of evaluations, without regard to the pool."""
         seconds, usd = found.iteration_s, found.usd_per_iteration + extra_usd
         score = seconds if self.objective is Objective.MAX_THROUGHPUT else usd
-        breach = np.zeros(len(seconds))
-        if self.max_usd is not None:
-            breach = np.maximum(breach, usd / self.max_usd - 1)
-        if self.max_s is not None:
-            breach = np.maximum(breach, seconds / self.max_s - 1)
+        breach = self._breach(seconds, usd)
         # Comparisons with a limit tolerate rounding, like the check of the finished plan.
         score = np.where(breach > 1e-9, BREACH * (1 + np.minimum(breach, 1e6) * 1e-6), score)
         score = np.where(found.fits, score, BREACH * 4)
         # An unknown link makes the time infinite, an unknown egress price the dollars NaN; such a
         # plan can't be estimated, whatever the objective.
         return np.where(np.isfinite(score) & np.isfinite(usd), score, BREACH * 1e6)
+
+    def soft(self, found: Evaluation) -> tuple[Floats, NDArray[np.bool_]]:
+        """Return [B] scores that grow with what a limit is missed by, and whether none is.
+
+        For searches that pass through what isn't allowed.
+        """
+        seconds, usd = found.iteration_s, found.usd_per_iteration
+        score = seconds if self.objective is Objective.MAX_THROUGHPUT else usd
+        breach = self._breach(seconds, usd)
+        known = found.fits & np.isfinite(score) & np.isfinite(usd)
+        soft = np.where(known, score * (1 + _SOFT * breach), BREACH)
+        return soft, known & (breach <= 1e-9)
+
+    def _breach(self, seconds: Floats, usd: Floats) -> Floats:
+        """Return [B]: by what part a limit of money or time is missed, 0 where it is met."""
+        breach = np.zeros(len(seconds))
+        if self.max_usd is not None:
+            breach = np.maximum(breach, usd / self.max_usd - 1)
+        if self.max_s is not None:
+            breach = np.maximum(breach, seconds / self.max_s - 1)
+        return breach
 
 
 def rented_gpus(search: SearchTables, batch: PlanBatch) -> tuple[Floats, Floats, Ints]:

@@ -27,7 +27,7 @@ from sailor.solve.pools import Pool
 from sailor.solve.probe import probe
 from sailor.solve.refine import Scored, refine, score_pipelines
 from sailor.solve.rules import H4, RULES, active_rules
-from sailor.solve.scopes import scopes
+from sailor.solve.scopes import Scope, scopes
 from sailor.solve.search import Budget
 from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
 
@@ -42,6 +42,7 @@ _BEAM = 6
 _CELLS_REFINED = 6
 _KEPT = 100
 _ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 10, 512
+_ROWS_APART, _STAGES_APART = 96, 8  # where no table scores pipelines
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
 _PATIENCE = 6
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
@@ -129,13 +130,12 @@ def searched(
     found = [
         Search(
             problem,
-            pools,
+            scope,
             rules,
-            Scorer(problem, ring_usd_per_byte, shares=problem.search_space.microbatch_shares),
             budget,
             on_progress,
         )
-        for pools, ring_usd_per_byte in scopes(problem, rules)
+        for scope in scopes(problem, rules)
     ]
     for search in found:
         search.probe()
@@ -151,15 +151,16 @@ class Search:
     def __init__(
         self,
         problem: Problem,
-        pools: tuple[Pool, ...],
+        scope: Scope,
         rules: frozenset[str],
-        scorer: Scorer,
         budget: Budget,
         on_progress: Callable[[Progress], None],
     ) -> None:
-        self.problem, self.pools, self.rules = problem, pools, rules
-        self.scorer, self.budget, self.on_progress = scorer, budget, on_progress
-        self.found = Found(pools)
+        self.problem, self.pools, self.apart, self.rules = problem, scope.pools, scope.apart, rules
+        shares = problem.search_space.microbatch_shares
+        self.scorer = scorer = Scorer(problem, scope.ring_usd_per_byte, shares=shares)
+        self.budget, self.on_progress = budget, on_progress
+        self.found = Found(scope.pools)
         self.elsewhere = float("inf")  # the best score of other scopes
         self.grid: list[Cell] = []
         self.bounds: list[float] = []
@@ -210,6 +211,11 @@ class Search:
             key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
         )
         by_cell: list[tuple[float, int, list[Scored]]] = []
+        if self.apart:
+            # The programme takes long over so many pools; annealing finds what crosses.
+            self._improve([probed[n] for n in order[:_CELLS_REFINED] if n in probed], "improving")
+            self._anneal(grid, bounds)
+            return
         since_better = 0
         for number in order:
             if bounds[number] >= self.to_beat:
@@ -267,14 +273,17 @@ class Search:
             [cell for cell, bound in zip(grid, bounds, strict=True) if bound < self.to_beat],
             self.scorer,
             AnnealRules(
-                max_stages=min(self.stage_rules.max_stages, _ANNEALED_STAGES),
+                max_stages=min(
+                    self.stage_rules.max_stages,
+                    _ANNEALED_STAGES if not self.apart else _STAGES_APART,
+                ),
                 stages=self.stage_rules.stages,
                 even=self.stage_rules.even,
                 same_tp=not self.problem.search_space.tp_per_stage,
-                rows=_ROWS,
-                first_steps=min(30, 4 * units),
-                second_steps=min(150, 8 * units),
-                survivors=6,
+                rows=_ROWS if not self.apart else _ROWS_APART,
+                first_steps=min(30 if not self.apart else 20, 4 * units),
+                second_steps=min(150 if not self.apart else 100, 8 * units),
+                survivors=6 if not self.apart else 4,
             ),
             0,
             self.budget.over,

@@ -23,9 +23,10 @@ from sailor.solve.realise import realisations
 from sailor.solve.refine import Scored
 from sailor.solve.shares import with_shares
 
-# Sketches that get zones, and finished plans that are estimated in full.
-_FINISHED = 12
-_ESTIMATED = 24
+# Sketches that get zones: so many at least, and all that may be better as long as their replicas
+# are few. A sketch doesn't show what its zones cost, which may be more than half of the plan.
+_FINISHED, _MOST_REPLICAS = 12, 200_000
+_ESTIMATED = 200
 
 
 @dataclass(frozen=True)
@@ -74,23 +75,25 @@ def _candidates(
     kinds = tuple(sorted({kind for pool in pools for slot in pool.slots for kind in slot.kinds}))
     tables: dict[int, StageTables] = {}
     found: list[_Candidate] = []
-    for scored in best[:_FINISHED]:
-        if found and scored.score > min(one.value for one in found):
-            # Zones only add to what a sketch takes.
+    least, replicas = np.inf, 0
+    for number, scored in enumerate(best):
+        # Zones only add to what a sketch takes.
+        if scored.score > least or (number >= _FINISHED and replicas > _MOST_REPLICAS):
             break
         size = scored.cell.search.tables.microbatch
         if size not in tables:
             tables[size] = cost_model(problem.cost_model).tables(problem, kinds, size)
         for cuts, columns in realisations(problem, scored, pools):
             work.add(work.PLAN_S)
+            replicas += (len(cuts) - 1) * scored.cell.dp
             variants = [columns]
             if problem.search_space.microbatch_shares:
                 shared = with_shares(tables[size], cuts, columns)
                 variants += [] if shared is None else [shared]
-            found.extend(
-                _Candidate(_value(scorer, tables[size], cuts, variant, kinds), cuts, tuple(variant))
-                for variant in variants
-            )
+            for variant in variants:
+                value = _value(scorer, tables[size], cuts, variant, kinds)
+                found.append(_Candidate(value, cuts, tuple(variant)))
+                least = min(least, value)
     return [one for one in found if one.value < BREACH]
 
 

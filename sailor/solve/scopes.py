@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.solve.pools import Pool, pools_of, slots_of
 from sailor.solve.rules import H6
 
+_MOST_APART = 8  # pools of all zones, each on its own
 
-def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ...], float]]:
-    """Return the sets of pools to search, each with the dollars a byte of its gradient ring.
 
-    All pools together, and where money counts each zone alone: a plan inside one zone pays no
-    egress. With merged zones the ring is charged for crossing from zone to zone and back.
+@dataclass(frozen=True)
+class Scope:
+    """Pools to search, and the dollars a byte of their gradient ring.
+
+    `apart`: every zone has pools of its own, so that sketches show what crossing zones costs.
+    """
+
+    pools: tuple[Pool, ...]
+    ring_usd_per_byte: float = 0.0
+    apart: bool = False
+
+
+def scopes(problem: Problem, rules: frozenset[str]) -> list[Scope]:
+    """Return the scopes of a problem.
+
+    All pools together, and where money counts each zone alone and all zones apart: a plan inside
+    one zone pays no egress, one whose pipelines cross pays for their activations. With merged
+    zones the ring is charged for crossing from zone to zone and back.
     """
     slots = slots_of(problem)
     if not slots:
@@ -27,7 +43,7 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
     merged = H6 in rules and _zones_are_alike(problem, zones)
     together = pools_of(problem, slots, merge_zones=merged)
     if len(zones) == 1 or not money:
-        return [(together, 0.0)]
+        return [Scope(together)]
     crossing = 0.0
     if merged:
         here = {(price.src, price.dst): price.usd_per_byte for price in problem.egress}
@@ -37,7 +53,7 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
             if problem.zone(a).region == problem.zone(b).region
         ]
         crossing = sum(ring)
-    found = [(together, crossing)]
+    found = [Scope(together, crossing)]
     seen: set[tuple[object, ...]] = set()
     for zone in zones:
         alone = pools_of(problem, [s for s in slots if s.zone == zone], merge_zones=True)
@@ -45,7 +61,10 @@ def scopes(problem: Problem, rules: frozenset[str]) -> list[tuple[tuple[Pool, ..
         key = tuple((pool.gpu, pool.market, pool.num_gpus, _price(problem, pool)) for pool in alone)
         if key not in seen:
             seen.add(key)
-            found.append((alone, 0.0))
+            found.append(Scope(alone))
+    apart = pools_of(problem, slots, merge_zones=False)
+    if len(together) < len(apart) <= _MOST_APART:
+        found.append(Scope(apart, apart=True))
     return found
 
 

@@ -193,7 +193,8 @@ def bounds_over_optima(count: int, seed: int) -> list[float]:
         certificate = Certificate(problem, 24)
         certificate.first_look(best_s * 1.25, lambda: False)
         rules = active_rules(())
-        pools, ring = scopes(problem, rules)[0]
+        scope = scopes(problem, rules)[0]
+        pools, ring = scope.pools, scope.ring_usd_per_byte
         budget = Budget(None, lambda: False)
         search = Search(problem, pools, rules, Scorer(problem, ring), budget, lambda progress: None)
         for _ in decide_cells(certificate, search, 1e-6, budget, Workers(1, certificate)):

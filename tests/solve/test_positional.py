@@ -50,7 +50,8 @@ def optimum_s(problem: Problem) -> float | None:
 
 def search_of(problem: Problem) -> Search:
     rules = active_rules(())
-    pools, ring = scopes(problem, rules)[0]
+    scope = scopes(problem, rules)[0]
+    pools, ring = scope.pools, scope.ring_usd_per_byte
     budget = Budget(None, never)
     return Search(problem, pools, rules, Scorer(problem, ring), budget, lambda progress: None)
 
