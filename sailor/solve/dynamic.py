@@ -25,7 +25,7 @@ from sailor.solve.grid import cells
 from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.pools import Pool
 from sailor.solve.probe import probe
-from sailor.solve.refine import Scored, refine, score_pipelines
+from sailor.solve.refine import Scored, refine, score_pipelines, with_moved_cuts
 from sailor.solve.rules import H4, RULES, active_rules
 from sailor.solve.scopes import Scope, scopes
 from sailor.solve.search import Budget
@@ -35,16 +35,17 @@ MAX_STAGES = 24
 # Up to so many GPUs there are few arrangements, and the programme with local search finds the best
 # of nearly all (285 of 288 generated small problems against exhaustive search).
 _SMALL_POOL_GPUS = 64
-_CEILINGS = 8
+_CEILINGS = 4
 _SEEDS_PER_CELL = 24
 _PROBES_PER_CELL = 6
+_MOVED_PER_CELL = 12
 _BEAM = 6
-_CELLS_REFINED = 6
+_CELLS_REFINED = 8
 _KEPT = 100
-_ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 10, 512
+_ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 5, 512
 _ROWS_APART, _STAGES_APART = 96, 8  # where no table scores pipelines
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
-_PATIENCE = 6
+_PATIENCE = 12
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
 _PROMISING = 1.35
 
@@ -58,7 +59,10 @@ class Found:
 
     def add(self, scored: Sequence[Scored]) -> None:
         legal = [one for one in scored if one.score < BREACH]
-        self.best = sorted(self.best + legal, key=lambda one: one.score)[:_KEPT]
+        distinct: dict[object, Scored] = {}
+        for one in sorted(self.best + legal, key=lambda one: one.score):
+            distinct.setdefault((id(one.cell.search), one.cell.dp, one.sketch.row(0)), one)
+        self.best = list(distinct.values())[:_KEPT]
 
     @property
     def score(self) -> float:
@@ -227,8 +231,7 @@ class Search:
             if self.budget.over() or (H4 in self.rules and since_better >= _PATIENCE):
                 break
             before = self.found.score
-            scored = self._search_cell(grid[number]) + probed.get(number, [])
-            scored.sort(key=lambda one: one.score)
+            scored = self._search_cell(grid[number], probed.get(number, []))
             if not scored or scored[0].score >= BREACH:
                 continue
             self.found.add(scored[:_PROBES_PER_CELL])
@@ -291,8 +294,7 @@ class Search:
         by_cell: dict[tuple[int, int], list[Scored]] = {}
         for scored in found:
             by_cell.setdefault((id(scored.cell.search), scored.cell.dp), []).append(scored)
-        best = [seeds[:_BEAM] for seeds in list(by_cell.values())[:_CELLS_ANNEALED]]
-        self._improve(best, "annealing")
+        self._improve(list(by_cell.values())[:_CELLS_ANNEALED], "annealing")
 
     def _bound(self, cell: Cell) -> float:
         bound_s = cell.bound_s()
@@ -305,7 +307,15 @@ class Search:
         whole = tables.compute_prefix_s[:, -1] * tables.tp * tables.usd_per_gpu_hour / 3600.0
         return float(np.where(tables.usable, whole, np.inf).min()) * cell.total
 
-    def _search_cell(self, cell: Cell) -> list[Scored]:
+    def _search_cell(self, cell: Cell, probes: Sequence[Scored]) -> list[Scored]:
+        """Return the pipelines of the programme and the probes, best first."""
+        scored = sorted([*self._programme(cell), *probes], key=lambda one: one.score)
+        if not self.stage_rules.even:
+            scored += with_moved_cuts(scored[:_MOVED_PER_CELL], self.scorer, set())
+            scored.sort(key=lambda one: one.score)
+        return scored
+
+    def _programme(self, cell: Cell) -> list[Scored]:
         kind_sets: list[tuple[int, ...] | None] = [None]
         if not self.problem.search_space.tp_per_stage:
             tps = sorted(set(cell.search.tables.tp.tolist()))

@@ -20,7 +20,8 @@ def neighbours(
     """Yield sets of changed sketches; a set has one number of stages.
 
     Moves: a unit from one stage to any other, another kind for a stage, two stages swapped, a
-    stage split or two merged, and a second kind for the pipelines that the pool has no room for.
+    stage put elsewhere, a stage split or two merged, and a second kind for the pipelines that the
+    pool has no room for.
     """
     kinds = np.array(
         [
@@ -34,9 +35,10 @@ def neighbours(
         yield from _moved_units(sketches)
     yield _other_kinds(sketches, kinds)
     yield from _swapped(sketches)
+    yield from reinserted(sketches, 2)
     if rules.stages is None and not rules.even:
         yield from _split(sketches, kinds, rules.max_stages)
-        yield from _merged(sketches)
+        yield from _merged(sketches, kinds)
     if mixed:
         yield from _mixed(cell, sketches, kinds)
 
@@ -99,6 +101,25 @@ def _swapped(sketches: Sketches) -> Iterator[Sketches]:
             yield Sketches(sketches.cuts, moved.first, moved.second, moved.num_second)
 
 
+def reinserted(sketches: Sketches, nearest: int) -> Iterator[Sketches]:
+    """Take one stage out and put it in again, at least `nearest` places from where it was."""
+    sizes = np.diff(sketches.cuts, axis=1)
+    for source in range(sketches.num_stages):
+        others = [stage for stage in range(sketches.num_stages) if stage != source]
+        for target in range(sketches.num_stages):
+            if abs(target - source) < nearest:
+                continue
+            order = np.array([*others[:target], source, *others[target:]])
+            cuts = sketches.cuts.copy()
+            cuts[:, 1:] = np.cumsum(sizes[:, order], axis=1)
+            yield Sketches(
+                cuts,
+                sketches.first[:, order],
+                sketches.second[:, order],
+                sketches.num_second[:, order],
+            )
+
+
 def _split(sketches: Sketches, kinds: Ints, max_stages: int) -> Iterator[Sketches]:
     if sketches.num_stages >= max_stages:
         return
@@ -111,15 +132,18 @@ def _split(sketches: Sketches, kinds: Ints, max_stages: int) -> Iterator[Sketche
         for share in (size[rows] // 2, (size[rows] + 1) // 2, np.ones_like(rows), size[rows] - 1):
             cut = part.cuts[:, stage] + np.clip(share, 1, size[rows] - 1)
             # Of every kind in turn, all rows.
-            rows_by_kind = np.tile(np.arange(len(part)), len(kinds))
+            rows_by_kind = _each(part, kinds)
             kind = np.repeat(kinds, len(part))
             copies = part.take(rows_by_kind)
-            yield Sketches(
+            parted = Sketches(
                 _inserted(copies.cuts, stage + 1, cut[rows_by_kind]),
                 _inserted(copies.first, stage, kind),
                 _inserted(copies.second, stage, kind),
                 _inserted(copies.num_second, stage, np.zeros_like(kind)),
             )
+            yield parted
+            # Both parts of the other kind: two stages of half the degree take as many GPUs.
+            yield _with_kind(parted, stage + 1, kind)
 
 
 def _inserted(rows: Ints, at: int, column: Ints) -> Ints:
@@ -128,15 +152,31 @@ def _inserted(rows: Ints, at: int, column: Ints) -> Ints:
     return found
 
 
-def _merged(sketches: Sketches) -> Iterator[Sketches]:
+def _with_kind(sketches: Sketches, stage: int, kind: Ints) -> Sketches:
+    """Return the sketches with a stage all of one kind [B]."""
+    first, count = sketches.first.copy(), sketches.num_second.copy()
+    first[:, stage] = kind
+    count[:, stage] = 0
+    return Sketches(sketches.cuts, first, sketches.second, count)
+
+
+def _merged(sketches: Sketches, kinds: Ints) -> Iterator[Sketches]:
     for stage in range(sketches.num_stages - 1):
         for gone in (stage, stage + 1):
-            yield Sketches(
+            joined = Sketches(
                 np.delete(sketches.cuts, stage + 1, axis=1),
                 np.delete(sketches.first, gone, axis=1),
                 np.delete(sketches.second, gone, axis=1),
                 np.delete(sketches.num_second, gone, axis=1),
             )
+            yield joined
+        kind = np.repeat(kinds, len(joined))
+        yield _with_kind(joined.take(_each(joined, kinds)), stage, kind)
+
+
+def _each(sketches: Sketches, kinds: Ints) -> Ints:
+    """Return the rows of all sketches, once for every kind."""
+    return np.tile(np.arange(len(sketches)), len(kinds))
 
 
 def _mixed(cell: Cell, sketches: Sketches, kinds: Ints) -> Iterator[Sketches]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sailor.sim.closed_form import PlanBatch
 from sailor.solve.cell import Cell, Scorer, SearchTables
+from sailor.solve.paced_probes import paced
 from sailor.solve.refine import Scored
 from sailor.solve.sketch import Sketches
 
@@ -54,9 +55,11 @@ def probe(
         degrees = np.array([cells[number].dp for number in members], dtype=np.int64)
         counts = np.array([cells[number].num_microbatches for number in members], dtype=np.int64)
         deepest = min(max_stages, search.tables.num_units, _MOST_STAGES)
+        by_pace = {} if same_tp or even else _by_pace(search, degrees, counts, deepest)
         for depth in [stages] if stages is not None else range(1, deepest + 1):
             # One call for everything of a depth: many small ones cost more than the arithmetic.
             parts = list(_probes(search, degrees, depth, same_tp=same_tp, even=even))
+            parts += by_pace.get(depth, [])
             if parts:
                 rows = _Rows(
                     np.concatenate([part.cell for part in parts]),
@@ -71,6 +74,17 @@ def probe(
                 )
                 scores = scorer(search, batch)
                 _keep_best(found, cells, members, rows, scores, keep)
+    return found
+
+
+def _by_pace(
+    search: SearchTables, degrees: Ints, counts: Ints, deepest: int
+) -> dict[int, list[_Rows]]:
+    """Return the probes by pace, by number of stages."""
+    found: dict[int, list[_Rows]] = {}
+    for cell, units, kinds in paced(search, degrees, counts, deepest):
+        rows = _Rows(cell, _cuts(units.astype(float), search.tables.num_units), kinds)
+        found.setdefault(kinds.shape[1], []).append(rows)
     return found
 
 

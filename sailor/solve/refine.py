@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sailor.solve.cell import Cell, Scorer
-from sailor.solve.neighbours import neighbours
+from sailor.solve.neighbours import neighbours, reinserted
+from sailor.solve.rebalance import rebalanced
 from sailor.solve.sketch import Sketches, to_batch
 from sailor.solve.stage_dp import Pipeline, StageRules
 
 _RELATIVE_GAIN = 1e-9
+_MOVED = 4  # sketches with other boundaries, for each sequence of kinds
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,21 @@ def refine(
     """Return the best sketches around seeds of one cell, best first.
 
     A beam of `width` sketches is replaced by the best of itself and all its neighbours, until a
-    round brings nothing better or `max_rounds` are over.
+    round brings nothing better or `max_rounds` are over. Then all boundaries of a sketch are moved
+    at once, as it is and with a stage put elsewhere, and where that helps, the search goes on.
     """
     if not seeds:
         return []
     cell = seeds[0].cell
     beam = list(seeds)[:width]
     expanded: set[tuple[tuple[int, ...], ...]] = set()
+    laid: set[tuple[tuple[int, ...], ...]] = set()
     for _ in range(max_rounds):
         fresh = [scored for scored in beam if scored.sketch.row(0) not in expanded]
+        for others in (list, _reordered) if not rules.even else ():
+            if not fresh and not should_stop():
+                beam = _distinct_best(beam + with_moved_cuts(others(beam), scorer, laid), width)
+                fresh = [scored for scored in beam if scored.sketch.row(0) not in expanded]
         if not fresh or should_stop():
             break
         expanded.update(scored.sketch.row(0) for scored in fresh)
@@ -68,6 +76,35 @@ def refine(
             candidates.extend(_best_neighbours(cell, group, scorer, rules, mixed, width))
         beam = _distinct_best(candidates, width)
     return beam
+
+
+def _reordered(beam: Sequence[Scored]) -> list[Scored]:
+    """Return the best sketch with each stage put elsewhere; the scores are still those before."""
+    best = beam[0]
+    return [replace(best, sketch=moved) for moved in reinserted(best.sketch, 1)]
+
+
+def with_moved_cuts(
+    sketches: Sequence[Scored], scorer: Scorer, laid: set[tuple[tuple[int, ...], ...]]
+) -> list[Scored]:
+    """Return sketches of the same kinds as those given, with the best boundaries for them.
+
+    Kinds that are in `laid` are left out, and those that are looked at join it.
+    """
+    found: list[Scored] = []
+    for scored in sketches:
+        kinds = scored.sketch.row(0)[1:]
+        if kinds in laid or scored.sketch.num_stages == 1:
+            continue
+        laid.add(kinds)
+        moved = rebalanced(scored.cell, scored.sketch, _MOVED, scorer.headroom_bytes)
+        if moved is not None:
+            scores = scorer(scored.cell.search, to_batch(scored.cell, moved))
+            found.extend(
+                Scored(float(score), scored.cell, moved.take([row]))
+                for row, score in enumerate(scores)
+            )
+    return found
 
 
 def _best_neighbours(
