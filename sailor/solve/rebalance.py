@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sailor.sim.closed_form import PlanBatch, stage_terms, sync_seconds, update_seconds
 from sailor.sim.tables import StageTables
+from sailor.solve import work
 from sailor.solve.cell import Cell
 from sailor.solve.sketch import Sketches, to_batch
 
@@ -174,6 +175,7 @@ class _Terms:
     def solve(self, pace_s: Floats, sync_s: Floats) -> _Cuts:
         """Return for every pair of ceilings the boundaries of least total stage time."""
         rows = len(pace_s)
+        work.add(work.MOVED_S * rows * self.depth * self.units**2)
         within = (self.seconds <= pace_s.max(initial=0.0) * (1 + _SLACK)).any(axis=(0, 1))
         longest = int(np.flatnonzero(within)[-1]) + 1 if within.any() else 1
         after = np.full((rows, self.units + 1), np.inf)

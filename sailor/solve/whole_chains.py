@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.compiled import kernels
 from sailor.solve.lagrange_ahead import ahead_by_place
 from sailor.solve.lagrange_dp import ChainProgramme
@@ -74,6 +75,7 @@ class WholeChains:
         out = np.full((len(most_s), stages + 1, len(uses)), np.inf)
         if not len(uses) or stages < 1:
             return out
+        work.add(work.WHOLE_S * out.size * programme.kinds * programme.units**2)
         reach = programme.ceilings(rows)
         memory = np.stack(
             [
