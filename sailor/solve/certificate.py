@@ -157,9 +157,17 @@ class Certificate:
         )
 
     def improve(
-        self, cutoff: float, tolerance: float, boxes: int, should_stop: Callable[[], bool]
+        self,
+        cutoff: float,
+        tolerance: float,
+        boxes: int,
+        should_stop: Callable[[], bool],
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
-        """Search so many boxes a cell on the cells that are open, weakest first."""
+        """Search so many boxes a cell on the cells that are open, weakest first.
+
+        `on_round` is called whenever some bounds may have become better.
+        """
         self.cutoff = min(self.cutoff, cutoff)
         weakest_first = sorted(
             self.parts, key=lambda part: min((f.bound for f in part.found), default=np.inf)
@@ -167,7 +175,7 @@ class Certificate:
         for part in weakest_first:
             wanted = self.cutoff * (1 - tolerance) * (1 - 1e-9)
             if part.paces is not None:
-                self._improve_paces(part, wanted, boxes, should_stop)
+                self._improve_paces(part, wanted, boxes, should_stop, on_round)
                 continue
             some = [n for n in part.open(wanted) if n not in part.decided]
             if not some or should_stop():
@@ -176,7 +184,7 @@ class Certificate:
                 cells = [part.cells[number] for number in some]
                 search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
                 part.paces = some, ShareSearch(search, self._total(part.tables.microbatch))
-                self._improve_paces(part, wanted, boxes, should_stop)
+                self._improve_paces(part, wanted, boxes, should_stop, on_round)
                 continue
             own_pace = not (part.tables.coupled or self.money.cost)
             own_pace = own_pace and self.money.max_usd is None
@@ -192,25 +200,33 @@ class Certificate:
             for number, one in zip(some, found, strict=True):
                 old = part.found[number]
                 part.found[number] = CellBound(max(one.bound, old.bound), one.boxes)
+            on_round()
             some = part.open(self.cutoff)
             if own_pace and some:
                 cells = [part.cells[number] for number in some]
                 search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
                 known = [part.found[number].bound for number in some]
                 part.paces = some, PaceSearch(search, self._total(part.tables.microbatch), known)
-                self._improve_paces(part, wanted, boxes, should_stop)
+                self._improve_paces(part, wanted, boxes, should_stop, on_round)
 
     def _improve_paces(
-        self, part: Part, wanted: float, boxes: int, should_stop: Callable[[], bool]
+        self,
+        part: Part,
+        wanted: float,
+        boxes: int,
+        should_stop: Callable[[], bool],
+        on_round: Callable[[], None],
     ) -> None:
         """Bound cells in which every pipeline keeps its own pace."""
         if part.paces is None:
             return
         numbers, search = part.paces
-        search.improve(self.cutoff, wanted, max(1, boxes // _BOXES_A_ROUND), should_stop)
-        for number, bound in zip(numbers, search.bounds(), strict=True):
-            old = part.found[number]
-            part.found[number] = CellBound(max(old.bound, bound), old.boxes)
+        for _ in range(max(1, boxes // _BOXES_A_ROUND)):
+            search.improve(self.cutoff, wanted, 1, should_stop)
+            for number, bound in zip(numbers, search.bounds(), strict=True):
+                old = part.found[number]
+                part.found[number] = CellBound(max(old.bound, bound), old.boxes)
+            on_round()
 
     @property
     def value(self) -> float:

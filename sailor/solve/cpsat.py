@@ -181,7 +181,13 @@ class _Run:
 
     def _improve(self, boxes: int) -> None:
         if self.certificate is not None and not self._good_enough() and not self.budget.over():
-            self.certificate.improve(self.incumbent.value, self.effort.gap, boxes, self.budget.over)
+            self.certificate.improve(
+                self.incumbent.value,
+                self.effort.gap,
+                boxes,
+                self.budget.over,
+                lambda: self._report("bounds"),
+            )
             self._report("bounds")
 
     def _dynamic(self) -> None:
