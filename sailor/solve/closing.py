@@ -15,23 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.solve.box_values import BoxValues
-from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate, Part
 from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search
+from sailor.solve.found_sketch import sketch_of
 from sailor.solve.grid import cells
 from sailor.solve.lagrange import BoundCell, Box, BoxSearch, CellBound, Money
 from sailor.solve.positional import Found, Limits, PositionalProgramme, TooManyLabelsError
-from sailor.solve.positional_layouts import CellRings, layouts
+from sailor.solve.positional_layouts import CellRings, closer, layouts
 from sailor.solve.positional_prices import PriceVectors
 from sailor.solve.positional_sets import KindSets
 from sailor.solve.refine import Scored
 from sailor.solve.search import PROVEN_GAP, Budget
 from sailor.solve.set_bound import Ranges, SetProgramme
-from sailor.solve.sketch import Sketches, to_batch
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _STEPS = (20, 4)  # price steps of a cell's only box, where nothing else is known of it
 _FIRST_STEPS, _MORE_STEPS = 60, 25  # price steps over kind sets, of a first box and of its parts
@@ -43,20 +41,21 @@ _LABELS_BY_SETS = 10_000_000  # labels times kind sets: each pair of them takes 
 # CPU seconds of a cell, until the others have had as many: most are decided in less than the first.
 _CELL_S = (1.0, 4.0, 16.0, 64.0)
 _MOST_FOUND = 6  # pipelines of a cell that become sketches
-_MOST_SHARES = 64
 
 
 @dataclass(frozen=True)
 class Closed:
     """What is known of a cell: a bound, the pipelines found, and the boxes that are left.
 
-    The bound is in seconds or dollars, as the objective is.
+    The bound is in seconds or dollars, as the objective is. `partly`: the boxes don't stand for all
+    plans of interest, as a pipeline was found that made others uninteresting.
     """
 
     bound: float
     found: tuple[Found, ...]
     boxes: tuple[Box, ...]
     done: bool
+    partly: bool
 
 
 @dataclass(frozen=True)
@@ -126,27 +125,71 @@ def decide_cell(
     """Look for pipelines below the cutoff less the gap; None: too many kinds for the programme."""
     cell = part.cells[number]
     money, cutoff = certificate.money, certificate.cutoff
-    spaces = _spaces(part, cell, money)
+    rings = CellRings(part.tables, cell.degrees)
+    spaces = _spaces(part, cell, money, rings)
     if not spaces:
         return None
     search = BoxSearch(part.programme, [cell], money, cutoff, 0.0)
     wanted = cutoff * (1 - gap)
     answers: list[Closed] = []
     for space in spaces:
-        run = _CellRun(search, space, budget)
-        answers.append(run.run(part.found[number].boxes, wanted))
-        wanted = min(wanted, run.best)
+        answer = _in_space(search, space, part.found[number].boxes, wanted, budget)
+        if answer.bound < wanted and not budget.over():
+            answer = _looked_closer(search, space, answer, part.found[number].boxes, wanted, budget)
+        answers.append(answer)
+        if answer.done:
+            wanted = min(wanted, answer.bound)
+    closed = _together(answers)
+    if closed.done or not closed.partly:
+        return closed
+    return replace(closed, boxes=part.found[number].boxes)
+
+
+def _looked_closer(
+    search: BoxSearch,
+    space: KindSets,
+    answer: Closed,
+    boxes: Sequence[Box],
+    wanted: float,
+    budget: Budget,
+) -> Closed:
+    """Return the answer for a space from closer layouts of its plans, where there are any.
+
+    Those have more kind sets, so they are only looked at where the space leaves something open.
+    """
+    parts = _told_apart(space, search.money)
+    if not parts:
+        return answer
+    closed = _together([_in_space(search, part, boxes, wanted, budget) for part in parts])
+    return replace(
+        closed,
+        bound=max(answer.bound, closed.bound),
+        found=(*answer.found, *closed.found)[-_MOST_FOUND:],
+        # What is left has times of the closer layouts, which the space's own may be below.
+        partly=True,
+    )
+
+
+def _in_space(
+    search: BoxSearch, space: KindSets, boxes: Sequence[Box], wanted: float, budget: Budget
+) -> Closed:
+    """Return what the positional programme makes of one space."""
+    return _CellRun(search, space, budget).run(boxes, wanted)
+
+
+def _together(answers: Sequence[Closed]) -> Closed:
+    """Return the answer for all plans of which others are for parts."""
     return Closed(
         min(answer.bound for answer in answers),
         tuple(found for answer in answers for found in answer.found)[-_MOST_FOUND:],
         tuple(box for answer in answers for box in answer.boxes),
         done=all(answer.done for answer in answers),
+        partly=any(answer.partly for answer in answers),
     )
 
 
-def _spaces(part: Part, cell: BoundCell, money: Money) -> list[KindSets]:
+def _spaces(part: Part, cell: BoundCell, money: Money, rings: CellRings) -> list[KindSets]:
     """Return the kind sets of each layout of the zones, or of all of them together."""
-    rings = CellRings(part.tables, cell.degrees)
     spaces = [
         KindSets(part.programme, cell, money.max_gpus, layout, rings=rings, rates=money.counts)
         for layout in layouts(part.tables, max(cell.degrees))
@@ -155,6 +198,20 @@ def _spaces(part: Part, cell: BoundCell, money: Money) -> list[KindSets]:
     if not all(space.usable or not space.sets for space in spaces):
         spaces = [KindSets(part.programme, cell, money.max_gpus, rates=money.counts)]
     return [space for space in spaces if space.usable]
+
+
+def _told_apart(space: KindSets, money: Money) -> list[KindSets]:
+    """Return the kind sets of closer layouts of a space; none where they say no more."""
+    rings = space.rings
+    parts = [
+        KindSets(
+            space.programme, space.cell, money.max_gpus, layout, rings=rings, rates=money.counts
+        )
+        for layout in closer(space.layout, rings)
+    ]
+    if not all(part.usable or not part.sets for part in parts):
+        return []
+    return [part for part in parts if part.usable]
 
 
 @dataclass(frozen=True, order=True)
@@ -214,6 +271,7 @@ class _CellRun:
             tuple(found[-_MOST_FOUND:]),
             tuple(one.box for one in left),
             done=not left,
+            partly=self.best < wanted,
         )
 
     def _settle(self, one: _Open, seconds: float) -> None:
@@ -297,66 +355,3 @@ def ranges_of(box: Box) -> Ranges:
 def _most_labels(width: float) -> int:
     """Return how many labels of a layer a box of that width is worth."""
     return int(min(_MOST_LABELS, _LABELS * _WIDTH / max(width, _NARROWEST / 100)))
-
-
-def sketch_of(
-    part: Part, number: int, found: Found, grid: Sequence[Cell], search: Search
-) -> Scored | None:
-    """Return a pipeline as a sketch with whole replicas, scored exactly."""
-    cell = next(
-        (
-            one
-            for one in grid
-            if one.dp == part.cells[number].dp
-            and one.search.tables.microbatch == part.tables.microbatch
-        ),
-        None,
-    )
-    if cell is None:
-        return None
-    problem = search.problem
-    of = {
-        (kind.gpu, problem.zone(kind.zone).region, kind.market, kind.tp): place
-        for place, kind in enumerate(cell.search.tables.kinds)
-    }
-    lead = [part.tables.real.kinds[int(own[0])] for own in part.tables.members]
-    pairs: list[tuple[int, int]] = []
-    for stage in found.stages:
-        own = [
-            of.get((k.gpu, problem.zone(k.zone).region, k.market, k.tp))
-            for k in (lead[kind] for kind in stage.kinds[:2])
-        ]
-        known = [kind for kind in own if kind is not None]
-        if len(known) < len(own):
-            return None
-        pairs.append((known[0], known[-1]))
-    cuts = [stage.start for stage in found.stages] + [found.stages[-1].stop]
-    first, second = (np.array([side], dtype=np.int64) for side in zip(*pairs, strict=True))
-    shares = _shares(cell, first[0], second[0])
-    count = len(shares)
-    sketches = Sketches(
-        np.repeat(np.array([cuts], dtype=np.int64), count, axis=0),
-        np.repeat(first, count, axis=0),
-        np.repeat(second, count, axis=0),
-        shares,
-    )
-    scores = search.scorer(cell.search, to_batch(cell, sketches))
-    best = int(scores.argmin())
-    return Scored(float(scores[best]), cell, sketches.take([best]))
-
-
-def _shares(cell: Cell, first: Ints, second: Ints) -> Ints:
-    """Return [B, P]: numbers of replicas of the second kinds, for the mixed stages."""
-    mixed = np.flatnonzero(first != second)
-    values = np.unique(np.linspace(1, cell.dp - 1, _MOST_SHARES).astype(np.int64))
-    if not len(mixed) or not len(values):
-        return np.zeros((1, len(first)), dtype=np.int64)
-    if len(mixed) == 1:
-        values = np.arange(1, cell.dp)
-    grids = np.meshgrid(*([values] * min(len(mixed), 2)))
-    rows = np.stack([grid.ravel() for grid in grids], axis=1)
-    shares = np.zeros((len(rows), len(first)), dtype=np.int64)
-    shares[:, mixed[:2]] = rows
-    for stage in mixed[2:]:
-        shares[:, stage] = max(1, cell.dp // 2)
-    return shares

@@ -9,7 +9,7 @@ layouts are all plans; each rules out much of what the pool as a whole would all
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -26,9 +26,15 @@ _MOST_ZONES = 6  # whose rings are compared one by one
 
 @dataclass(frozen=True)
 class Layout:
-    """All pipelines inside zones, `zones` in all; None: some pipeline crosses."""
+    """All pipelines inside zones, `zones` in all; None: some pipeline crosses.
+
+    `twice`: each of these zones has two pipelines or more; False: some zone has one; None: any.
+    `told`: wide stages are told apart by all zones in which two replicas or more lie.
+    """
 
     zones: int | None
+    twice: bool | None = None
+    told: bool = False
 
     @property
     def crosses(self) -> bool:
@@ -44,9 +50,33 @@ def layouts(tables: BoundTables, most_dp: int) -> tuple[Layout | None, ...]:
     return (*(Layout(k) for k in range(1, min(zones, most_dp) + 1)), Layout(None))
 
 
+def closer(layout: Layout | None, rings: CellRings) -> tuple[Layout, ...]:
+    """Return layouts of the same plans that are told apart further; none where there aren't any."""
+    if layout is None or layout.twice is not None or layout.told:
+        return ()
+    if layout.zones is None:
+        return (replace(layout, told=True),)
+    if layout.zones == 1:
+        return ()
+    most = int(rings.degrees.max())
+    both = (replace(layout, twice=True),) if most >= 2 * layout.zones else ()
+    return (*both, replace(layout, twice=False))
+
+
 def room_of_zones(tables: BoundTables, zones: int) -> int:
     """Return the GPUs of the largest zones, so many of them."""
     return sum(gpus for _, gpus in tables.zone_gpus[:zones])
+
+
+def room_of_a_pipeline(tables: BoundTables, layout: Layout, least_dp: int) -> int:
+    """Return the GPUs that a pipeline can have where all lie inside zones."""
+    zones = layout.zones or 1
+    dp = max(least_dp, zones)
+    room = room_of_zones(tables, zones) // dp
+    if layout.twice is False and zones > 1:
+        # All but one pipeline lie in the other zones.
+        room = min(room, room_of_zones(tables, zones - 1) // (dp - 1))
+    return room
 
 
 class CellRings:
@@ -75,14 +105,15 @@ class CellRings:
         return self._of_kinds[most_tp]
 
     def round_zones_s(
-        self, most_tp: int, zones: int, *, exactly: bool, groups: tuple[int, ...] = ()
-    ) -> Floats:
+        self, most_tp: int, zones: int, *, exactly: bool, twice: bool = False,
+        groups: tuple[int, ...] = (),
+    ) -> Floats:  # fmt: skip
         """Return [U, U + 1]: the least all-reduce round so many zones (or more), less the update.
 
         The smallest degree of the stage is at most `most_tp`; the ring goes through some zone of
-        each of the `groups`.
+        each of the `groups`; it comes by each zone `twice` or more often.
         """
-        key = (most_tp, zones, exactly, groups)
+        key = (most_tp, zones, exactly, twice, groups)
         if key not in self._known:
             most = zones if exactly else len(self.names)
             chosen = [
@@ -91,14 +122,24 @@ class CellRings:
                 for some in combinations(range(len(self.names)), used)
                 if not set(groups) - set().union(*(self.groups[a] for a in some))
             ]
-            self._known[key] = self._seconds(most_tp, chosen)
+            many = [True] * zones if twice and exactly else []
+            self._known[key] = self._seconds(most_tp, chosen, many)
         return self._known[key]
 
-    def round_these_s(self, most_tp: int, zones: tuple[int, ...]) -> Floats:
+    def round_these_s(self, most_tp: int, zones: tuple[int, ...], *, twice: bool) -> Floats:
         """Return [U, U + 1] as `round_zones_s` of these zones, by their number."""
-        if (most_tp, zones) not in self._known:
-            self._known[most_tp, zones] = self._seconds(most_tp, [zones])
-        return self._known[most_tp, zones]
+        if (most_tp, zones, twice) not in self._known:
+            many = [True] * len(zones) if twice else []
+            self._known[most_tp, zones, twice] = self._seconds(most_tp, [zones], many)
+        return self._known[most_tp, zones, twice]
+
+    def twice_in(self, zones: tuple[int, ...], tp: int) -> bool:
+        """Return whether two replicas or more of a stage lie in each of these zones.
+
+        The stage has replicas of so many GPUs or more, in no other zone.
+        """
+        most = [self.gpus[zone] // tp for zone in zones]
+        return int(self.degrees.min()) - sum(most) + min(most) >= 2
 
     def narrow(self, group: int, gpus: int) -> list[tuple[int, ...]]:
         """Return the fewest zones of a group in which so many GPUs are, in all ways.
@@ -117,32 +158,66 @@ class CellRings:
                 return found if alone and count > 1 else []
         return []
 
-    def _seconds(self, most_tp: int, chosen: Sequence[tuple[int, ...]]) -> Floats:
+    def round_wide_s(
+        self, most_tp: int, twice_in: tuple[int, ...], others: tuple[int, ...]
+    ) -> Floats:
+        """Return [U, U + 1] as `round_zones_s` of a stage with two replicas in each of some zones.
+
+        In the others it may have one each, and it is in no further zone. A zone with more than
+        two replicas beyond those others has hops to and from the zones `twice_in`.
+        """
+        key = (most_tp, "wide", twice_in, others)
+        if key not in self._known:
+            most = [self.gpus[zone] // most_tp for zone in twice_in]
+            least = int(self.degrees.min()) - len(others) - sum(most)
+            many = [least + own >= 2 + len(others) for own in most]
+            chosen = [
+                (*twice_in, *more)
+                for size in range(len(others) + 1)
+                for more in combinations(others, size)
+            ]
+            self._known[key] = self._seconds(most_tp, chosen, many)
+        return self._known[key]
+
+    def _seconds(
+        self,
+        most_tp: int,
+        chosen: Sequence[tuple[int, ...]],
+        many: Sequence[bool] = (),
+    ) -> Floats:
         """Return [U, U + 1]: the least over sets of zones, of their slowest hop.
+
+        In the first zones of a set, one for each of `many`, there are two replicas or more, or so
+        many that there is a hop between them and those zones.
 
         The hops from replica to replica join the zones, in whichever order and direction, and may
         come by a zone twice. So some hop leads from one part of the zones to the other, for every
-        way to part them in two.
+        way to part them in two. And some hop leads out of each zone, be it to another replica
+        there, and one into each. But there is none out of the last replica and none into the
+        first: one zone each may have no such hop if there are no two replicas in it.
         """
         units, hops = self.tables.num_units, self.tables.hops
         least = np.full(len(hops.segments[0]), np.inf)
         for tp in sorted({int(t) for t in self.tables.tp if t <= most_tp}):
             between = self._between(tp)
             for zones in chosen:
-                slowest = np.max(
-                    [
-                        np.min([between[a, b] for a, b in hops_between], axis=0)
-                        for hops_between in _parted(zones)
-                    ],
-                    axis=0,
-                )  # [N, D]
+                rings = [
+                    np.min([between[a, b] for a, b in hops_between], axis=0)
+                    for hops_between in _parted(zones)
+                ]
+                for away in (between, between.swapaxes(0, 1)):
+                    rings += _least_hops(away, zones, many)
+                slowest = np.max(rings, axis=0)  # [N, D]
                 least = np.minimum(least, slowest.min(axis=1))
         out = np.full((units, units + 1), np.inf)
         out[hops.first, hops.second] = least[hops.inverse]
         return out
 
     def _between(self, tp: int) -> Floats:
-        """Return [Z, Z, N, D]: the least ring of each segment with a hop from zone to zone."""
+        """Return [Z, Z, N, D]: the least ring of each segment with a hop from zone to zone.
+
+        Those inside a zone lead between nodes, as they do in a ring of several kinds.
+        """
         if tp not in self._hops:
             tables, real = self.tables, self.tables.real
             start, stop = tables.hops.segments
@@ -151,7 +226,7 @@ class CellRings:
             for kind, members in enumerate(tables.members):
                 if tables.tp[kind] >= tp:
                     offered[members] = True
-            src, dst = np.nonzero(offered[:, None] & offered[None] & (zone[:, None] != zone[None]))
+            src, dst = np.nonzero(offered[:, None] & offered[None])
             alike = real.sync.alike(src, dst)
             _, index, inverse = np.unique(alike, return_index=True, return_inverse=True)
             seconds = real.sync.seconds(
@@ -174,6 +249,20 @@ def groups_of_zones(tables: BoundTables) -> dict[str, set[int]]:
         for member in members.tolist():
             found[tables.zone_of[member]].add(int(tables.group[kind]))
     return found
+
+
+def _least_hops(away: Floats, zones: tuple[int, ...], many: Sequence[bool]) -> list[Floats]:
+    """Return rings [N, D] with the fastest hop out of each zone, one that may have none left out.
+
+    See `CellRings._seconds`; `away` is [Z, Z, N, D], from zone to zone.
+    """
+    near = list(zones[: len(many)])
+    found = [
+        away[zone, near if sure else list(zones)].min(axis=0)
+        for zone, sure in zip(near, many, strict=True)
+    ]
+    others = [away[zone, list(zones)].min(axis=0) for zone in zones[len(many) :]]
+    return [*found, *np.sort(others, axis=0)[:-1][-1:]] if others else found
 
 
 def _parted(zones: tuple[int, ...]) -> Iterator[list[tuple[int, int]]]:

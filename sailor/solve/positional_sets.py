@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from sailor.solve.lagrange import BoundCell
 from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.positional_layouts import CellRings, Layout, ZoneSends, room_of_zones
+from sailor.solve.positional_layouts import CellRings, Layout, ZoneSends, room_of_a_pipeline
+from sailor.solve.positional_wide import rows, wide_in, zones_of_group
 from sailor.solve.positional_zones import (
     between_groups,
     crosses,
@@ -97,28 +98,37 @@ class KindSets:
             self.within: list[tuple[int, ...]] = [()] * len(self.sets)
             return
         zones = self._fewest_zones(1)
-        sets, spread, fewest, within = [], [], [], []
+        sets: list[tuple[int, ...]] = []
+        spread: list[bool] = []
+        fewest: list[int] = []
+        within: list[tuple[int, ...]] = []
         for kinds, far, count in zip(self.sets, self.spread.tolist(), zones, strict=True):
-            told = self._told_apart(kinds) if far else []
-            fewest += [len(one) for one in told] + [len(told[0]) + 1 if told else count]
-            within += [*told, ()]
-            sets += [kinds] * (len(told) + 1)
-            spread += [far] * (len(told) + 1)
+            told = self._told_apart(kinds, layout) if far else []
+            fewest += [max(len(one), count) for one in told]
+            within += told
+            if not told or not layout.told:
+                fewest.append(len(told[0]) + 1 if told else count)
+                within.append(())
+            sets += [kinds] * (len(within) - len(sets))
+            spread += [far] * (len(within) - len(spread))
         # Each twice, the second time with a transfer to the next stage that crosses.
         self.flagged = np.repeat([False, True], len(sets))
         self.sets, self.within, self.zones = sets * 2, within * 2, fewest * 2
         self.spread = np.array(spread * 2, dtype=np.bool_)
 
-    def _told_apart(self, kinds: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def _told_apart(self, kinds: tuple[int, ...], layout: Layout) -> list[tuple[int, ...]]:
         """Return the fewest zones that a stage of these kinds can lie in, if two can't share them.
 
-        Where stages are cut down their GPUs are not known, unless there is but one group.
+        In a layout that tells them, all in which a wide stage can have two replicas. Where stages
+        are cut down their GPUs are not known, unless there is but one group.
         """
         tables = self.programme.tables
         if len(kinds) > 1 or not (self.paired or len(tables.room) == 1):
             return []
-        gpus = int(tables.tp[kinds[0]]) * self.cell.dp
-        return self.rings.narrow(int(tables.group[kinds[0]]), gpus)
+        group, tp = int(tables.group[kinds[0]]), int(tables.tp[kinds[0]])
+        if layout.told:
+            return wide_in(self.rings, group, tp, self.cell.dp)
+        return self.rings.narrow(group, tp * self.cell.dp)
 
     def _fewest_zones(self, zones: int) -> list[int]:
         """Return how many zones the stages of each set lie in at the least."""
@@ -173,11 +183,17 @@ class KindSets:
             most_tp = int(tables.tp[kinds].min())
             groups = between_groups(tables, kinds)
             within = self.within[number]
-            if within:
-                ring = self.rings.round_these_s(most_tp, within)
+            if within and layout.told:
+                (group,) = self.rings.groups[within[0]]
+                others = [z for z in zones_of_group(self.rings, group) if z not in within]
+                ring = self.rings.round_wide_s(most_tp, within, tuple(others))
+            elif within:
+                twice = self.rings.twice_in(within, most_tp)
+                ring = self.rings.round_these_s(most_tp, within, twice=twice)
             else:
+                twice = layout.twice is True
                 ring = self.rings.round_zones_s(
-                    most_tp, self.zones[number], exactly=exactly, groups=groups
+                    most_tp, self.zones[number], exactly=exactly, twice=twice, groups=groups
                 )
             self.sync_s[number] = np.maximum(self.sync_s[number], ring + update)
 
@@ -289,15 +305,15 @@ class KindSets:
                 divisor = gcd(*weight)
                 rows[tuple(w // divisor for w in weight)] = None
         weights = np.array(list(rows), dtype=np.int64)  # [Q, R]
-        room = weights @ tables.room
-        most = [] if max_gpus is None else [max_gpus]
+        room = weights @ tables.room // dp
+        most = [] if max_gpus is None else [max_gpus // dp]
         if self.layout is not None and self.layout.zones is not None:
-            most.append(room_of_zones(tables, self.layout.zones))
+            most.append(room_of_a_pipeline(tables, self.layout, dp))
         if most:
             weights = np.vstack([weights, np.ones((1, groups), dtype=np.int64)])
             room = np.append(room, min(most))
         self.weights: Ints = weights
-        self.room: Ints = room // dp  # [Q] a pipeline
+        self.room: Ints = room  # [Q] a pipeline
         self.use: Ints = np.stack(
             [
                 (weights[:, tables.group[list(kinds)]] * tables.tp[list(kinds)]).min(axis=1)
@@ -310,6 +326,9 @@ class KindSets:
     def _rooms_of_zones(self) -> None:
         """Add a row for each zone that stages in certain zones must take much of."""
         gpus, dp = self.rings.gpus, self.cell.dp
+        if self.layout is not None and self.layout.told:
+            self._rooms_of_wide_stages()
+            return
         for zone, room in enumerate(gpus):
             least = [
                 int(self.programme.tables.tp[kinds[0]]) * dp - sum(gpus[z] for z in within) + room
@@ -322,6 +341,20 @@ class KindSets:
                 divisor = int(np.gcd.reduce([*use.tolist(), room]))
                 self.use = np.hstack([self.use, use[:, None] // divisor])
                 self.room = np.append(self.room, room // divisor)
+
+    def _rooms_of_wide_stages(self) -> None:
+        """Add rows for sets of zones that stages with known zones must take much of."""
+        tables = self.programme.tables
+        for group in range(len(tables.room)):
+            stages = [
+                (int(tables.tp[kinds[0]]), within)
+                if within and int(tables.group[kinds[0]]) == group
+                else None
+                for kinds, within in zip(self.sets, self.within, strict=True)
+            ]
+            for use, room in rows(self.rings, group, stages, self.cell.dp):
+                self.use = np.hstack([self.use, use[:, None]])
+                self.room = np.append(self.room, room)
 
     def _rates(self) -> None:
         """Add a row for the dollars a second of a pipeline, in parts of the dearest GPU's price."""

@@ -17,11 +17,12 @@ from sailor.registry import Registry
 from sailor.sim.estimate import estimate
 from sailor.solve.cell import Scorer
 from sailor.solve.certificate import Certificate
-from sailor.solve.closing import decide_cell, decide_cells, sketch_of
+from sailor.solve.closing import decide_cell, decide_cells
 from sailor.solve.cpsat import CpSatPlanner
 from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search, scopes
 from sailor.solve.exhaustive import ExhaustivePlanner
+from sailor.solve.found_sketch import sketch_of
 from sailor.solve.grid import cells
 from sailor.solve.positional_sets import KindSets
 from sailor.solve.rules import active_rules
