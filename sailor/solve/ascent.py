@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 BEYOND = 1.002  # of the cutoff, that steps aim at
 # After so many steps without a gain they go on from the best prices and aim at less; a gain of
@@ -51,3 +52,49 @@ class Ascent:
         if not self.done:
             length = (self.best + self.missing - value) / steepness
             self.prices = np.maximum(self.prices + length * move, 0.0)
+
+
+class Ascents:
+    """Many ascents side by side, each like `Ascent`, one for each row of the prices [B, Q]."""
+
+    def __init__(self, shape: tuple[int, int], cutoff: float) -> None:
+        self.cutoff = cutoff
+        self.best = np.full(shape[0], -np.inf)
+        self.missing = np.full(shape[0], np.inf)
+        self.fails = np.zeros(shape[0], dtype=np.int64)
+        self.move = np.zeros(shape)
+
+    def advance(
+        self, value: Floats, slope: Floats, prices: Floats, best_prices: Floats, some: Ints
+    ) -> Floats:
+        """Return where to look next, for `some` of the rows; their best prices are noted.
+
+        A value that isn't finite leaves the prices where they are.
+        """
+        with np.errstate(invalid="ignore"):
+            return self._moved(value, slope, prices, best_prices, some)
+
+    def _moved(
+        self, value: Floats, slope: Floats, prices: Floats, best_prices: Floats, some: Ints
+    ) -> Floats:
+        most = self.cutoff * BEYOND - value
+        missing = np.minimum(self.missing[some], most)
+        best, own = self.best[some], prices[some]
+        gained = value > best
+        enough = gained & (value - best >= ENOUGH * missing)
+        missing = np.where(enough, np.minimum(missing * MORE, most), missing)
+        best_prices[some[gained]] = own[gained]
+        fails = np.where(gained, 0, self.fails[some] + 1)
+        again = fails == PATIENCE
+        missing = np.where(again, missing * LESS, missing)
+        own = np.where(again[:, None], best_prices[some], own)
+        move = slope + MOMENTUM * np.where(again[:, None], 0.0, self.move[some])
+        move = np.where((own <= 0.0) & (move < 0.0), 0.0, move)
+        steepness = (move**2).sum(axis=1)
+        best = np.maximum(best, value)
+        short = np.where(np.isfinite(value), np.maximum(best + missing - value, 0.0), 0.0)
+        length = np.divide(short, steepness, out=np.zeros_like(short), where=steepness > 0)
+        self.best[some], self.missing[some], self.move[some] = best, missing, move
+        self.fails[some] = np.where(again, 0, fails)
+        found: Floats = np.maximum(own + length[:, None] * move, 0.0)
+        return found

@@ -26,6 +26,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve.ascent import Ascents
 from sailor.solve.lagrange_boxes import BoundCell, Box, CellBound, Money
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_priced import Priced
@@ -225,8 +226,7 @@ class BoxSearch:
         horizon = np.array([self.rates.horizon(box.cell, box.low_r) for box in boxes])
         alive = np.isfinite(least_s) & (least_s < horizon * (1 + _SLACK))
         problem = Priced(self, boxes, fixed, least_s)
-        best_prices, step = prices.copy(), np.full(len(boxes), 1.0)
-        best = np.full(len(boxes), -np.inf)
+        best_prices, ascents = prices.copy(), Ascents(prices.shape, self.cutoff)
         for turn in range(sum(steps)):
             some = np.flatnonzero(alive & (bound < self.cutoff))
             if not len(some):
@@ -235,17 +235,8 @@ class BoxSearch:
             if turn == steps[0]:
                 prices = best_prices.copy()
             value, slope = problem.value(programme, rows, reach, prices, some, exact=exact)
-            better = value > best[some]
-            best_prices[some[better]] = prices[some[better]]
-            best[some[better]] = value[better]
-            step[some[~better]] *= 0.7
             bound[some] = np.maximum(bound[some], value)
-            steepness = (slope**2).sum(axis=1)
-            short = np.where(np.isfinite(value), np.maximum(self.cutoff * 1.002 - value, 0.0), 0.0)
-            move = np.divide(
-                step[some] * short, steepness, out=np.zeros_like(short), where=steepness > 0
-            )
-            moved = np.maximum(prices[some] + move[:, None] * slope, 0.0)
+            moved = ascents.advance(value, slope, prices, best_prices, some)
             prices[some] = problem.capped(moved, some)
         kept = []
         for number, box in enumerate(boxes):

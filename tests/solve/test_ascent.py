@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sailor.solve.ascent import Ascent
+from sailor.solve.ascent import Ascent, Ascents
 from sailor.solve.compiled import loaded
 
 # Pieces a + b p; the first function's top is 4 at (1, 2), the second's 3 at (0, 1).
@@ -64,3 +64,25 @@ def test_compiled_steps_are_the_same() -> None:
             assert (known[0], best_prices.tolist()) == (ascent.best, ascent.best_prices.tolist())
             if ascent.done:
                 break
+
+
+def test_ascents_side_by_side_are_those_one_by_one() -> None:
+    starts = np.array([[40.0, 3.0], [0.0, 0.0], [0.0, 300.0]])
+    functions = (PEAK, EDGE, PEAK)
+    alone = [Ascent(start, 50.0) for start in starts]
+    together = Ascents(starts.shape, 50.0)
+    prices, best_prices = starts.copy(), starts.copy()
+    for turn in range(60):
+        some = np.array([0, 1, 2] if turn % 3 else [0, 2])  # the second one rests now and then
+        seen = [look(functions[row], prices[row]) for row in some]
+        value, slope = np.array([one[0] for one in seen]), np.array([one[1:] for one in seen])
+        prices[some] = together.advance(value, slope, prices, best_prices, some)
+        for row, one in zip(some, seen, strict=True):
+            alone[row].advance(one[0], np.array(one[1:]))
+            assert prices[row] == pytest.approx(alone[row].prices, rel=1e-12)
+            assert together.best[row] == pytest.approx(alone[row].best, rel=1e-12)
+    assert together.best[[0, 2]] == pytest.approx([4.0, 4.0], abs=0.1)
+    # Where there is no chain at all, nothing moves.
+    some = np.array([1])
+    still = together.advance(np.array([np.inf]), np.zeros((1, 2)), prices, best_prices, some)
+    assert np.isfinite(still).all()
