@@ -36,14 +36,12 @@ WITHOUT_CP_SAT = "the CP-SAT step is left out: ortools isn't installed"
 # Boxes a cell of the Lagrangian bound: before annealing, and before each round of CP-SAT.
 _FIRST_BOXES, _BOXES = 20, (40, 120, 400)
 _MONEY_BOXES = 120  # where dollars count, boxes have three ranges
-# Of the dynamic programme's plans that the event engine looks at, beside its best.
-_EARLY = 7
+_EARLY = 7  # of the dynamic programme's plans that the event engine looks at, beside its best
 _FLOW_S = (0.5, 3.0, 10.0)  # of solving a cell, in CP-SAT's own machine-independent seconds
 _LEAST_POLISH_S = 1.0  # CPU seconds
-_CELLS_REFINED = 6
+_CELLS_REFINED, _SEEDS = 6, 6
 # With more cells open than that, so many rounds of boxes and annealing come before deciding.
 _MANY, _ROUNDS = 100, 5
-_SEEDS = 6
 
 
 @dataclass(frozen=True)
@@ -136,6 +134,7 @@ class _Run:
         self.incumbent = Incumbent(problem)
         self.scopes: list[_Scope] = []
         self.certificate: Certificate | None = None
+        self._cells_left = 0  # when bounds were last reported
 
     def run(self) -> SearchOutcome:
         """Search, bound, close, and report."""
@@ -181,14 +180,23 @@ class _Run:
 
     def _improve(self, boxes: int) -> None:
         if self.certificate is not None and not self._good_enough() and not self.budget.over():
+            self._cells_left = self.certificate.num_open(self.effort.gap)
             self.certificate.improve(
                 self.incumbent.value,
                 self.effort.gap,
                 boxes,
-                self.budget.over,
+                self._watched,
                 lambda: self._report("bounds"),
             )
             self._report("bounds")
+
+    def _watched(self) -> bool:
+        """Report when bounds have closed cells; return whether the search must end now."""
+        left = 0 if self.certificate is None else self.certificate.num_open(self.effort.gap)
+        if left < self._cells_left:
+            self._cells_left = left
+            self._report("bounds")
+        return self.budget.over()
 
     def _dynamic(self) -> None:
         for search in searched(self.problem, self.rules, self.budget, self.on_progress):
