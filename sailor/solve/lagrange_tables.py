@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,6 +111,11 @@ class BoundTables:
         return LeastSync(
             self.real, self.members, self.group, self.tp, self.zone_of, self.largest_zone
         )
+
+    @cached_property
+    def kept(self) -> dict[str, Any]:
+        """Return what others have worked out of these tables, by name, so that it is done once."""
+        return {}
 
     def sync_s(self, degrees: Sequence[int], most_tp: int | None = None) -> Floats:
         """Return [K, U, U + 1]: least all-reduce of a stage in which the kind takes part.

@@ -93,6 +93,7 @@ class CellRings:
         self._hops: dict[int, Floats] = {}
         self._of_kinds: dict[int, Floats] = {}
         self._known: dict[tuple[object, ...], Floats] = {}
+        self._slowest: dict[tuple[object, ...], Floats] = {}
 
     def of_kinds_s(self, most_tp: int) -> Floats:
         """Return [K, U, U + 1]: the least with update of a stage in which a kind takes part.
@@ -199,19 +200,25 @@ class CellRings:
         units, hops = self.tables.num_units, self.tables.hops
         least = np.full(len(hops.segments[0]), np.inf)
         for tp in sorted({int(t) for t in self.tables.tp if t <= most_tp}):
-            between = self._between(tp)
             for zones in chosen:
-                rings = [
-                    np.min([between[a, b] for a, b in hops_between], axis=0)
-                    for hops_between in _parted(zones)
-                ]
-                for away in (between, between.swapaxes(0, 1)):
-                    rings += _least_hops(away, zones, many)
-                slowest = np.max(rings, axis=0)  # [N, D]
-                least = np.minimum(least, slowest.min(axis=1))
+                least = np.minimum(least, self._slowest_hop(tp, zones, tuple(many)))
         out = np.full((units, units + 1), np.inf)
         out[hops.first, hops.second] = least[hops.inverse]
         return out
+
+    def _slowest_hop(self, tp: int, zones: tuple[int, ...], many: tuple[bool, ...]) -> Floats:
+        """Return [N]: the least ring of each segment round some zones; see `_seconds`."""
+        key = (tp, zones, many)
+        if key not in self._slowest:
+            between = self._between(tp)
+            rings = [
+                np.min([between[a, b] for a, b in hops_between], axis=0)
+                for hops_between in _parted(zones)
+            ]
+            for away in (between, between.swapaxes(0, 1)):
+                rings += _least_hops(away, zones, many)
+            self._slowest[key] = np.max(rings, axis=0).min(axis=1)
+        return self._slowest[key]
 
     def _between(self, tp: int) -> Floats:
         """Return [Z, Z, N, D]: the least ring of each segment with a hop from zone to zone.
@@ -298,18 +305,32 @@ class ZoneSends:
         self.forward_s = least[..., real.forward_size[np.clip(cut - 1, 0, units - 1)]]
         backward = least[..., real.backward_size[np.clip(cut, 0, units - 1)]]
         self.backward_s = backward.transpose(0, 2, 1, 3)  # [Z, before, after, U + 1]
+        self._sorted: dict[tuple[tuple[int, ...], tuple[int, ...]], Floats] = {}
+
+    @staticmethod
+    def of(tables: BoundTables, *, cut_down: bool) -> ZoneSends:
+        """Return those of some tables, which all cells share."""
+        name = f"zone sends {cut_down}"
+        if name not in tables.kept:
+            tables.kept[name] = ZoneSends(tables, cut_down=cut_down)
+        found: ZoneSends = tables.kept[name]
+        return found
 
     def least(self, before: Sequence[int], after: Sequence[int], zones: int) -> Floats:
         """Return [2, U + 1]: what is sent forth and back takes in the slowest of so many zones.
 
         Between stages of these kinds, whose pipelines lie in that many zones or more.
         """
-        here = []
-        for z in range(len(self.zones)):
-            pair = np.ix_(self._kinds(before, z), self._kinds(after, z))
-            sends = (seconds[z][pair] for seconds in (self.forward_s, self.backward_s))
-            here.append([send.min(axis=(0, 1), initial=np.inf) for send in sends])
-        found: Floats = np.sort(np.array(here), axis=0)[min(zones, len(here)) - 1]
+        key = tuple(before), tuple(after)
+        if key not in self._sorted:
+            here = []
+            for z in range(len(self.zones)):
+                pair = np.ix_(self._kinds(before, z), self._kinds(after, z))
+                sends = (seconds[z][pair] for seconds in (self.forward_s, self.backward_s))
+                here.append([send.min(axis=(0, 1), initial=np.inf) for send in sends])
+            self._sorted[key] = np.sort(np.array(here), axis=0)
+        in_zones = self._sorted[key]
+        found: Floats = in_zones[min(zones, len(in_zones)) - 1]
         return found
 
     def _kinds(self, kinds: Sequence[int], zone: int) -> list[int]:

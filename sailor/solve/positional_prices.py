@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.compiled import kernels
 from sailor.solve.set_bound import Ranges, SetProgramme
 
@@ -117,6 +118,7 @@ class PriceVectors:
                 break
             one = int(random.choice(some))
             room = bounds.room - rest.use[one]
+            work.add(work.SET_S * _STEPS * len(bounds.use) * bounds.units**2)
             _, prices = fast.ascend(
                 float(rest.seconds[one]), target_s, int(rest.unit[one]),
                 int(bounds.by_class[rest.kinds[one]]), self.prices[0], room, bounds.use,

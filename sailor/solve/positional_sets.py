@@ -24,7 +24,7 @@ from sailor.solve.positional_wide import rows, wide_in, zones_of_group
 from sailor.solve.positional_zones import (
     between_groups,
     crosses,
-    crossing_sends_s,
+    crossing_send_s,
     crossing_sync_s,
     several_zones,
     with_zones,
@@ -259,12 +259,10 @@ class KindSets:
         if self.zoned:
             crossing = crosses(tables, self.sets, self.spread, self.cell.dp)
             crossing |= self.flagged[:, None]
-            for seconds, apart in zip(
-                (self.fore_s, self.back_s), crossing_sends_s(tables), strict=True
-            ):
-                for a, b in zip(*np.nonzero(crossing), strict=True):
-                    least = apart[np.ix_(own[a], own[b])].min(axis=(0, 1))
-                    seconds[a, b] = np.maximum(seconds[a, b], least)
+            for a, b in zip(*np.nonzero(crossing), strict=True):
+                forth, back = crossing_send_s(tables, self.sets[a], self.sets[b])
+                self.fore_s[a, b] = np.maximum(self.fore_s[a, b], forth)
+                self.back_s[a, b] = np.maximum(self.back_s[a, b], back)
         if self.layout is not None:
             self._lay_out_edges(crossing)
         sent = backward.min(axis=0)  # [K, U + 1] over who stands before
@@ -275,7 +273,7 @@ class KindSets:
 
         Those that cross are of flagged stages, and of no other.
         """
-        sends = ZoneSends(self.programme.tables, cut_down=True)
+        sends = ZoneSends.of(self.programme.tables, cut_down=True)
         known: dict[tuple[tuple[int, ...], tuple[int, ...], int], Floats] = {}
         for a, b in zip(*np.nonzero(~self.flagged[:, None] & ~crossing), strict=True):
             count = max(self.zones[a], self.zones[b])

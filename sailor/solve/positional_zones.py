@@ -97,6 +97,18 @@ def crossing_sends_s(tables: BoundTables) -> tuple[Floats, Floats]:
     return forward, backward
 
 
+def crossing_send_s(tables: BoundTables, before: tuple[int, ...], after: tuple[int, ...]) -> Floats:
+    """Return [2, U + 1]: least seconds forth and back between kinds of two sets in other zones."""
+    kept = tables.kept.setdefault("crossing sends", {})
+    if not kept:
+        kept[()] = crossing_sends_s(tables)
+    if (before, after) not in kept:
+        pair = np.ix_(before, after)
+        kept[before, after] = np.stack([apart[pair].min(axis=(0, 1)) for apart in kept[()]])
+    found: Floats = kept[before, after]
+    return found
+
+
 def crosses(tables: BoundTables, sets: Sequence[tuple[int, ...]], spread: Bools, dp: int) -> Bools:
     """Return [J, J]: whether a pipeline must cross zones between two neighbouring stages."""
     least = np.array([int(tables.tp[list(kinds)].min()) for kinds in sets])

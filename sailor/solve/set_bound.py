@@ -234,6 +234,7 @@ class SetProgramme:
             found = self._step_ahead(reach, self.space.memory(place), price, found)
             places.append(found)
         places.append(found)
+        work.add(work.SET_S * deepest * len(price) * self.units**2)
         return places[::-1]
 
     def _most_stages(self) -> int:
