@@ -85,6 +85,24 @@ def decide_cells(
     The bounds go into the certificate, whose cutoff may fall between two yields. Only for coupled
     cost models.
     """
+    began: dict[tuple[int, int], tuple[Box, ...]] = {}  # with which boxes, until they are done
+    try:
+        yield from _decided(certificate, search, gap, budget, workers, began)
+    finally:
+        # What is left of the others is all that is better by the gap, and not all that is better.
+        for (place, number), boxes in began.items():
+            part = certificate.parts[place]
+            part.found[number] = replace(part.found[number], boxes=boxes)
+
+
+def _decided(
+    certificate: Certificate,
+    search: Search,
+    gap: float,
+    budget: Budget,
+    workers: Workers,
+    began: dict[tuple[int, int], tuple[Box, ...]],
+) -> Iterator[list[Scored]]:
     grid = cells(certificate.problem, search.pools, frozenset())
     tried: dict[tuple[int, int], int] = {}  # cells that were put off, and how often
 
@@ -102,12 +120,15 @@ def decide_cells(
         times, _, place, number = min(work)
         tried[place, number] = times + 1
         part = certificate.parts[place]
+        began.setdefault((place, number), part.found[number].boxes)
         return Decide(place, number, part.cells[number], part.found[number], gap, _CELL_S[times])
 
     for task, closed in workers.run(pick, budget):
         if closed is None or not isinstance(task, Decide):
             continue
         part, number = certificate.parts[task.place], task.number
+        if closed.done:
+            began.pop((task.place, number), None)
         if closed.done and task.gap <= PROVEN_GAP:
             part.decided.add(number)
         old = part.found[number]

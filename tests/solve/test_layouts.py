@@ -16,10 +16,11 @@ from sailor.registry import Registry
 from sailor.sim.estimate import estimate
 from sailor.solve.cell import Scorer
 from sailor.solve.certificate import Certificate, Part
-from sailor.solve.closing import decide_cells
+from sailor.solve.closing import decide_cell, decide_cells
 from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search, scopes
 from sailor.solve.exhaustive import ExhaustivePlanner
+from sailor.solve.lagrange import CellBound
 from sailor.solve.positional_layouts import (
     CellRings,
     Layout,
@@ -214,3 +215,61 @@ def test_bounds_over_layouts_are_below_the_optimum_and_near_it() -> None:
 def test_bounds_over_layouts_of_many_problems() -> None:
     found = bounds_over_optima(60, seed=1)
     assert np.median(found) > 0.98
+
+
+def test_cells_that_are_put_off_keep_a_bound_below_the_optimum() -> None:
+    rng, planner, put_off, again = random.Random(3), ExhaustivePlanner(60_000), 0, 0
+    for _ in range(14):
+        problem = spread_problem(rng)
+        if planner.unsupported(problem):
+            continue
+        plan = planner.solve(problem, Limits(), lambda progress: None, lambda: False).plan
+        if plan is None:
+            continue
+        best_s = estimate(problem, plan).iteration_s
+        certificate = Certificate(problem, 24)
+        certificate.first_look(best_s * 1.4, lambda: False)
+        for part in certificate.parts:
+            for number in part.open(certificate.cutoff):
+                for turn in range(4):
+                    looks = iter(range(rng.randrange(1, 12) * 2**turn))
+                    budget = Budget(None, lambda looks=looks: next(looks, None) is None)
+                    closed = decide_cell(part, number, certificate, 1e-6, budget)
+                    if closed is None:
+                        break
+                    put_off += not closed.done
+                    if closed.partly and not closed.done:
+                        # Something was found, so what is left isn't all that may be better.
+                        again += 1
+                        assert closed.boxes == part.found[number].boxes
+                    bound = max(part.found[number].bound, closed.bound)
+                    part.found[number] = CellBound(bound, closed.boxes)
+                    if closed.done:
+                        break
+        assert certificate.value <= best_s * (1 + 1e-9), problem.placements
+    assert put_off > again > 0
+
+
+def test_boxes_left_at_one_gap_are_not_taken_for_all_at_another() -> None:
+    rng, left = random.Random(4), 0
+    for _ in range(8):
+        problem = spread_problem(rng)
+        certificate = Certificate(problem, 24)
+        certificate.first_look(1e4, lambda: False)
+        certificate.improve(1e4, 1e-4, 6, lambda: False)
+        rules = active_rules(())
+        pools, ring = scopes(problem, rules)[0]
+        for looks in (2, 40):
+            before = [[one.boxes for one in part.found] for part in certificate.parts]
+            bounds = [[one.bound for one in part.found] for part in certificate.parts]
+            few = iter(range(looks))
+            budget = Budget(None, lambda few=few: next(few, None) is None)
+            search = Search(problem, pools, rules, Scorer(problem, ring), budget, lambda p: None)
+            for _ in decide_cells(certificate, search, 0.3, budget, Workers(1, certificate)):
+                pass
+            for part, old, known in zip(certificate.parts, before, bounds, strict=True):
+                for one, boxes, bound in zip(part.found, old, known, strict=True):
+                    assert one.bound >= bound
+                    assert one.boxes in (boxes, ())
+                    left += one.boxes == boxes and one.bound > bound
+    assert left > 0
