@@ -27,6 +27,7 @@ from sailor.solve.finish import finish
 from sailor.solve.flow import FlowRules, close_cells
 from sailor.solve.grid import cells
 from sailor.solve.last_word import MOST_S, finalists
+from sailor.solve.mixtures import add_mixtures
 from sailor.solve.pools import Pool
 from sailor.solve.refine import Scored, refine
 from sailor.solve.rules import H3, active_rules
@@ -143,6 +144,11 @@ class _Run:
             self._anneal(seed=self.limits.seed)
         if self.incumbent.plan is None:
             return self._nothing()
+        if self.effort.thorough and self.problem.search_space.microbatch_shares:
+            for scope in self.scopes:
+                add_mixtures(scope.search, self._promising(scope), self.limits.seed)
+                self.incumbent.offer(scope.search.found.best, scope.pools)
+            self._report("unlike pipelines")
         self._bound_first()
         self._improve(_FIRST_BOXES)
         if self.certificate is not None and self.certificate.money.counts:

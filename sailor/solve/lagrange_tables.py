@@ -122,7 +122,22 @@ class BoundTables:
 
         With `most_tp`, of a stage whose smallest degree is no larger; see `LeastSync.of_kinds_s`.
         """
-        return self.hops.of_kinds_s(degrees, most_tp)
+        found: Floats = self.hops.of_kinds_s(degrees, most_tp) + self._tied_s
+        return found
+
+    @cached_property
+    def _tied_s(self) -> Floats:
+        """Return [K, U, U + 1]: least exchange of a tied table's gradients with the other end."""
+        units = self.num_units
+        out = np.zeros((self.num_kinds, units, units + 1))
+        seconds = self.real.tied_send_s
+        if seconds is None:
+            return out
+        everyone = np.concatenate(self.members)
+        for kind, members in enumerate(self.members):
+            out[kind, 0, :units] = seconds[np.ix_(members, everyone)].min()
+            out[kind, 1:, units] = seconds[np.ix_(everyone, members)].min()
+        return out
 
     def sync_of_set_s(self, kinds: Sequence[int], degrees: Sequence[int]) -> Floats:
         """Return [U, U + 1]: least all-reduce of a stage held by exactly these kinds."""

@@ -71,12 +71,32 @@ class Sketches:
         return Sketches(self.cuts[rows], self.first[rows], second[rows], self.num_second[rows])
 
 
+@dataclass(frozen=True)
+class Mixture(Sketches):
+    """Sketches with any pipelines side by side: `kinds` [B, P, C] of `width` [B, C] each.
+
+    As plain sketches they are the first of their pipelines alone.
+    """
+
+    kinds: Ints
+    width: Ints
+
+    @classmethod
+    def of(cls, cuts: Ints, kinds: Ints, width: Ints) -> Mixture:
+        """Return pipelines over splits [B, P + 1]."""
+        first = np.ascontiguousarray(kinds[:, :, 0])
+        return cls(cuts, first, first.copy(), np.zeros_like(first), kinds, width)
+
+
 def to_batch(cell: Cell, sketches: Sketches) -> PlanBatch:
     """Return the sketches as columns; at most two distinct `num_second` a sketch are kept.
 
     A sketch with more gets its further ones raised to the larger of the two: it uses more of the
     second kinds than written, which the pool check then counts.
     """
+    if isinstance(sketches, Mixture):
+        counts = np.full(sketches.width.shape, cell.num_microbatches, dtype=np.int64)
+        return PlanBatch(sketches.cuts, sketches.kinds, sketches.width, counts)
     count = sketches.num_second
     most = count.max(axis=1)
     least = np.where(count > 0, count, np.iinfo(np.int64).max).min(axis=1)

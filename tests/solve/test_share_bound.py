@@ -12,20 +12,28 @@ from tiny_jobs import tiny_job
 from sailor.api import build_problem
 from sailor.model.problem import Problem
 from sailor.registry import Registry
-from sailor.sim.closed_form import PlanBatch
+from sailor.sim.closed_form import PlanBatch, sync_seconds
 from sailor.solve.cell import BREACH, Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import _cells, _depths, _splits
+from sailor.solve.lagrange_tables import bound_tables, groups_of
+from sailor.solve.share_bound import runs_of_degrees
 
 REGISTRY = Registry.load(entry_points=False)
 
 
 def problem_of(
-    a100: int, v100: int, batch: int, cost_model: str = "sailor", objective: str = "max_throughput"
+    a100: int,
+    v100: int,
+    batch: int,
+    cost_model: str = "sailor",
+    objective: str = "max_throughput",
+    **limits: int,
 ) -> Problem:
     job = tiny_job(
-        a100=a100, v100=v100, zones=1, batch=batch, objective=objective, cost_model=cost_model
-    )
+        a100=a100, v100=v100, zones=1, batch=batch, objective=objective, cost_model=cost_model,
+        constraints=limits,
+    )  # fmt: skip
     job["search_space"] = {**job["search_space"], "microbatch_shares": True}
     return build_problem(job, registry=REGISTRY)
 
@@ -91,6 +99,90 @@ def test_no_plan_with_any_shares_is_below_the_bound(a100: int, v100: int, batch:
     for loose in (1.0, 1.3):
         found_s = bound_s(problem, best_s * loose)
         assert 0.85 * best_s < found_s <= best_s * (1 + 1e-9)
+
+
+def shared_optimum_s(problem: Problem) -> float:
+    """Return the least seconds over all splits and kinds of every pipeline, with the best shares.
+
+    For more microbatches than can be given out one by one.
+    """
+    scorer, best = Scorer(problem, shares=True), np.inf
+    for cell in _cells(problem):
+        usable = np.flatnonzero(cell.search.tables.usable).tolist()
+        for depth in _depths(problem):
+            if depth * cell.dp > int(cell.search.room.sum()):
+                continue
+            pipelines = list(product(usable, repeat=depth))
+            some = list(combinations_with_replacement(pipelines, cell.dp))
+            kinds = np.array(some, dtype=np.int64).transpose(0, 2, 1)
+            ones = np.ones((len(some), cell.dp), dtype=np.int64)
+            for cuts in _splits(problem, depth):
+                batch = PlanBatch(
+                    np.repeat(np.array([cuts]), len(some), axis=0),
+                    np.ascontiguousarray(kinds),
+                    ones,
+                    ones * cell.num_microbatches,
+                )
+                best = min(best, float(scorer(cell.search, batch).min()))
+    assert best < BREACH
+    return best
+
+
+@pytest.mark.parametrize(
+    ("a100", "v100", "batch", "limits"),
+    [
+        (1, 2, 60, {}), (2, 1, 75, {}), (1, 1, 90, {}), (2, 2, 40, {"max_gpus": 3}),
+        (2, 2, 50, {"dp": 2}), (1, 2, 64, {"pp": 2}),
+    ],
+)  # fmt: skip
+def test_many_microbatches_and_limits(
+    a100: int, v100: int, batch: int, limits: dict[str, int]
+) -> None:
+    problem = problem_of(a100, v100, batch, **limits)
+    best_s = shared_optimum_s(problem)
+    for loose in (1.0, 1.4):
+        found_s = bound_s(problem, best_s * loose)
+        assert 0.9 * best_s < found_s <= best_s * (1 + 1e-9)
+
+
+def test_runs_of_degrees_cover_all() -> None:
+    runs = list(runs_of_degrees(range(1, 100)))
+    assert [run[0] for run in runs] == [1, 2, 3, 4, 6, 9, 16, 32]
+    assert [dp for run in runs for dp in run] == list(range(1, 100))
+    assert list(runs_of_degrees([7])) == [(7,)]
+
+
+def test_the_exchange_of_a_tied_table_counts_at_both_ends() -> None:
+    """A stage's sync is the ring of its gradients and the exchange with the model's other end."""
+    job = tiny_job(a100=2, v100=2, zones=1, batch=8, objective="max_throughput")
+    untied = build_problem(job, registry=REGISTRY)
+    job["model"] = {**job["model"], "tied_embeddings": True}
+    found = []
+    for problem in (build_problem(job, registry=REGISTRY), untied):
+        tables = bound_tables(problem, groups_of(problem), 1)
+        assert tables is not None
+        found.append(tables)
+    tied, plain = found
+    seconds = tied.real.tied_send_s
+    assert seconds is not None
+    assert plain.real.tied_send_s is None
+    least, sync = float(seconds.min()), tied.sync_s([2])
+    ring = tied.hops.of_kinds_s([2])
+    units = tied.num_units
+    for kind in range(tied.num_kinds):
+        for start, stop in ((0, 1), (0, 3), (1, units), (3, units)):
+            assert sync[kind, start, stop] >= ring[kind, start, stop] + least * (1 - 1e-12)
+        for start, stop in ((0, units), (1, 2), (1, 3)):
+            assert sync[kind, start, stop] == ring[kind, start, stop]
+    # Two pipelines of two stages, each of one kind: the closed form's sync of every stage.
+    for kind, members in enumerate(tied.members):
+        own = int(members[0])
+        batch = PlanBatch(
+            np.array([[0, 2, units]]), np.full((1, 2, 1), own), np.array([[2]]), np.array([[4]])
+        )
+        exact = sync_seconds(tied.real, batch)[0]
+        assert sync[kind, 0, 2] <= exact[0] * (1 + 1e-12)
+        assert sync[kind, 2, units] <= exact[1] * (1 + 1e-12)
 
 
 def test_shares_gain_so_that_a_bound_of_equal_ones_would_not_do() -> None:
