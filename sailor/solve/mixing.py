@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sailor.solve import work
 from sailor.solve.split_value import Pipes, SplitTables, Worth
 
 Floats = NDArray[np.float64]
@@ -155,6 +156,7 @@ def _knapsack(use: Ints, count: Ints, room: Ints) -> Ints:
     best = np.zeros(shape, dtype=np.int64)
     choice = np.full(shape, -1, dtype=np.int64)
     fitting = np.flatnonzero((use <= room).all(axis=1) & use.any(axis=1))
+    work.add(work.ROOM_S * best.size * len(fitting))
     for column in fitting:
         # Along the first row that it takes of, a column may come again.
         axis = int(np.argmax(use[column] > 0))

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.sim.closed_form import MANY
+from sailor.solve import work
 from sailor.solve.cell import SearchTables
 from sailor.solve.compiled import kernels
 
@@ -159,6 +160,7 @@ class SplitTables:
 
     def pipes(self, cuts: Ints) -> Pipes:
         """Return the chains over a split [P + 1]."""
+        work.add(work.PIPES_S)
         start, stop, inner = cuts[:-1], cuts[1:], cuts[1:-1]
         places = range(self.depth)
         cost = np.stack([self.compute_s[n][:, start[n], stop[n]] for n in places])
@@ -219,6 +221,7 @@ class SplitTables:
         self, pipes: Pipes, allowed: Bools, ceilings: Floats, total: int, prices: Floats
     ) -> tuple[float, Ints]:
         """Return the least of F + (total d - 1) S over chains, and the chain that has it [P]."""
+        work.add(work.PIPE_S * len(ceilings) * self.depth * len(self.kinds) ** 3)
         price = (prices[:, None] * self.part).sum(axis=0)
         place = float((prices * self.part_alone).sum())
         chain = np.zeros(self.depth, dtype=np.int64)

@@ -20,6 +20,9 @@ CHAIN_S = 1.3e-9  # the priced programme: two units and a kind
 PLACE_S = 1.6e-10  # the same at one place of the programme with places
 SET_S = 8e-10  # two units and a kind set, in one step of the prices
 LABEL_S = 4e-7  # a label and a kind set in front of it
+PIPE_S = 8e-10  # a ceiling, a stage and three kinds in a row, over one split of the units
+PIPES_S = 1e-4  # the stages of a split
+ROOM_S = 1e-9  # GPUs that are left, and a pipeline that may take of them
 PLAN_S = 1e-3  # a plan that is estimated in full
 
 
