@@ -30,6 +30,7 @@ _HOT, _COLD = 0.01, 0.0003  # temperatures, of a split's value
 _SWAPS = 0.3  # of the moves
 _HOPELESS = 1.06  # times the best plan's seconds
 _MOST_STAGES = 14
+_FEW = 8  # pipelines
 
 
 @dataclass(frozen=True)
@@ -144,9 +145,8 @@ class _Walk:
         self.random = np.random.default_rng((seed, depth, size))
         alike = [one for one in ranked if one.cell.search.tables.microbatch == size]
         dp = rules.dp or (alike or ranked)[0].cell.dp
-        self.tables = SplitTables(
-            cell.search, depth, dp, kinds, scorer.headroom_bytes, scorer.max_gpus, rules.dp
-        )
+        self.tables = self._tables(depth, dp, kinds, rules.dp)
+        self.kinds, self.few = kinds, rules.dp is None and dp <= _FEW
         self.seen: dict[tuple[int, ...], Worth] = {}  # splits that are better than the best plan
         rows = len(self.tables.limits)
         prices = np.full(rows, 1.0 / rows)
@@ -167,6 +167,12 @@ class _Walk:
         """Return the least value so far."""
         least = min((worth.seconds for worth in self.seen.values()), default=np.inf)
         return least if self.now is None else min(least, self.now.seconds)
+
+    def _tables(self, depth: int, dp: int, kinds: Ints, most: int | None) -> SplitTables:
+        limit = self.scorer.max_gpus
+        return SplitTables(
+            self.cell.search, depth, dp, kinds, self.scorer.headroom_bytes, limit, most
+        )
 
     def _worth(self, cuts: Ints, prices: Floats, cutoff_s: float) -> Worth | None:
         self.scorer.evaluations += 1
@@ -196,13 +202,21 @@ class _Walk:
     def whole(self, best_s: float, over: Callable[[], bool]) -> Iterator[Scored]:
         """Yield whole pipelines over the best splits, each time better than before."""
         ranked = sorted(self.seen.items(), key=lambda item: (item[1].seconds, item[0]))
-        for key, worth in ranked[: self.rules.splits]:
+        chosen = [key for key, _ in ranked[: self.rules.splits]]
+        total, numbers = self.cell.total, [self.tables]
+        if self.few:
+            # How many pipelines there are decides how long rings take.
+            chosen.append(tuple(self.cuts.tolist()))
+            depth = self.tables.depth
+            numbers += [self._tables(depth, n, self.kinds, n) for n in range(1, _FEW + 1)]
+        for key, tables in product(dict.fromkeys(chosen), numbers):
             cuts = np.array(key, dtype=np.int64)
-            pipes, total = self.tables.pipes(cuts), self.cell.total
-            for one in self.tables.worths(pipes, total, worth.prices, best_s, falling=False):
+            pipes, rows = tables.pipes(cuts), len(tables.limits)
+            even = np.full(rows, 1.0 / rows)
+            for one in tables.worths(pipes, total, even, best_s, falling=False):
                 if over():
                     return
-                mix = mixed(self.tables, pipes, one, total, best_s)
+                mix = mixed(tables, pipes, one, total, best_s)
                 scored = None if mix is None else self._scored(cuts, mix)
                 if scored is not None and scored.score < best_s:
                     best_s = scored.score
