@@ -35,6 +35,7 @@ MERGED = "in the bound the zones of {of} are one pool with the best of their lin
 
 _FIRST_LOOK = 6  # boxes a cell
 _PARTS_OF_COUNT = 8
+_ANY_SHARES = 40  # rounds of the bound with any shares, in the first look
 _BOXES_A_ROUND = 4  # of the search by paces
 _FEWER = 5  # times fewer boxes where the search by paces follows
 _NARROWEST = 5e-4  # boxes narrower than this part of the time aren't split
@@ -125,6 +126,7 @@ class Certificate:
     def first_look(self, cutoff: float, should_stop: Callable[[], bool]) -> None:
         """Discard what is far off; gradient sync is counted for the cells that are left."""
         self.cutoff = cutoff
+        self._any_shares(should_stop)
         for part in self.parts:
             looked = self._look(part, should_stop)
             # The ranges of S and G were found without the sync, so they don't hold with it.
@@ -144,17 +146,61 @@ class Certificate:
             sync = part.family.sync_s(part.tables, cell, sync)
             part.cells[number] = replace(cell, sync_s=sync + part.tables.update_s)
 
+    def _any_shares(self, should_stop: Callable[[], bool]) -> None:
+        """Bound pipelines of own paces by those with any shares, of which equal ones are some.
+
+        That takes a few cells where equal shares take hundreds.
+        """
+        searches = [
+            (part, self._share_search(part))
+            for part in self.parts
+            if not (part.tables.coupled or self.money.counts or self._shared(part))
+        ]
+        for _ in range(_ANY_SHARES if searches else 0):
+            # Weakest first, until that one gains no more.
+            search = min((own for _, own in searches), key=lambda own: min(own.bounds()))
+            made = search.made
+            search.improve(self.cutoff, self.cutoff, 1, should_stop)
+            if search.made == made or should_stop():
+                break
+        for part, search in searches:
+            bound = {
+                dp: own
+                for cell, own in zip(search.boxes.cells, search.bounds(), strict=True)
+                for dp in cell.degrees
+            }
+            part.found = [
+                replace(old, bound=max(old.bound, min(bound[dp] for dp in cell.degrees)))
+                for old, cell in zip(part.found, part.cells, strict=True)
+            ]
+
+    def _share_search(self, part: Part) -> ShareSearch:
+        """Return the search over a part's degrees with any shares."""
+        tables, total, cells = part.tables, self._total(part.tables.microbatch), []
+        for some in runs_of_degrees(sorted({dp for cell in part.cells for dp in cell.degrees})):
+            cell = BoundCell(some[0], -(-total // some[-1]), some, part.cells[0].sync_s)
+            sync = part.family.sync_s(tables, cell, tables.sync_s(some)) + tables.update_s
+            cells.append(replace(cell, sync_s=sync))
+        return ShareSearch(
+            BoxSearch(part.programme, cells, self.money, self.cutoff, _NARROWEST), total
+        )
+
     def _look(self, part: Part, should_stop: Callable[[], bool]) -> list[CellBound]:
         if self._shared(part):  # that look takes shares to be equal
             return part.found
-        return lower_bounds(
+        some = part.open(self.cutoff)
+        looked = lower_bounds(
             part.programme,
-            part.cells,
+            [part.cells[number] for number in some],
             self.money,
             self.cutoff,
             most_boxes=_FIRST_LOOK,
             should_stop=should_stop,
         )
+        found = list(part.found)
+        for number, one in zip(some, looked, strict=True):
+            found[number] = one
+        return found
 
     def improve(
         self,
@@ -197,6 +243,7 @@ class Certificate:
                 most_boxes=max(1, boxes // _FEWER) if own_pace else boxes,
                 should_stop=should_stop,
             )
+            own = {number: one.bound for number, one in zip(some, found, strict=True)}
             for number, one in zip(some, found, strict=True):
                 old = part.found[number]
                 part.found[number] = CellBound(max(one.bound, old.bound), one.boxes)
@@ -205,7 +252,8 @@ class Certificate:
             if own_pace and some:
                 cells = [part.cells[number] for number in some]
                 search = BoxSearch(part.programme, cells, self.money, self.cutoff, tolerance)
-                known = [part.found[number].bound for number in some]
+                # What any shares allow is alike for many cells, and says little of their order.
+                known = [own.get(number, part.found[number].bound) for number in some]
                 part.paces = some, PaceSearch(search, self._total(part.tables.microbatch), known)
                 self._improve_paces(part, wanted, boxes, should_stop, on_round)
 
