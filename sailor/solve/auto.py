@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.problem import Problem
-from sailor.solve.cpsat import CpSatPlanner, Effort
+from sailor.solve.certified_search import Effort
+from sailor.solve.cpsat import CpSatPlanner
 from sailor.solve.crew import search_cpu_s
 from sailor.solve.patience import Patience
 from sailor.solve.work import counted_s

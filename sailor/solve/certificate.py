@@ -38,7 +38,8 @@ _PARTS_OF_COUNT = 8
 _ANY_SHARES = 40  # rounds of the bound with any shares, in the first look
 _BOXES_A_ROUND = 4  # of the search by paces
 _FEWER = 5  # times fewer boxes where the search by paces follows
-_NARROWEST = 5e-4  # boxes narrower than this part of the time aren't split
+# Of the time: boxes narrower than the first aren't split, and no wider ones count as narrow.
+_NARROWEST, _WIDEST = 5e-4, 0.01
 
 
 @dataclass
@@ -239,7 +240,7 @@ class Certificate:
                 [part.cells[number] for number in some],
                 self.money,
                 self.cutoff,
-                tolerance=max(tolerance, _NARROWEST),
+                tolerance=min(max(tolerance, _NARROWEST), _WIDEST),
                 most_boxes=max(1, boxes // _FEWER) if own_pace else boxes,
                 should_stop=should_stop,
             )

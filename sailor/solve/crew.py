@@ -187,10 +187,12 @@ class Workers:
 
     The crew is started when there is first something to do. Where one can't be had (a plug-in's
     tables can't be sent, a process died) this process does the work. A context manager.
+
+    `beside`: this process has work of its own meanwhile, and counts as one of the `size`.
     """
 
-    def __init__(self, size: int, certificate: Certificate) -> None:
-        self._size, self._certificate = size, certificate
+    def __init__(self, size: int, certificate: Certificate, *, beside: bool = False) -> None:
+        self._size, self._certificate = size - beside, certificate
         self._crew: _Crew | None = None
         self._alone = size < 2
 

@@ -8,7 +8,7 @@ the simulator's estimate, and the best one that breaks nothing is returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -125,11 +125,13 @@ def searched(
     rules: frozenset[str],
     budget: Budget,
     on_progress: Callable[[Progress], None],
+    on_found: Callable[[Search], None] = lambda search: None,
 ) -> list[Search]:
     """Search every scope, and return the searches; the one of all zones comes first.
 
     All are probed before one is searched, and the one with the best probe is searched first: what
-    it finds is what cells of the others must be able to beat.
+    it finds is what cells of the others must be able to beat. `on_found` is called with a search
+    as soon as the sketches of its best cell have been improved.
     """
     found = [
         Search(
@@ -145,6 +147,7 @@ def searched(
         search.probe()
     for search in sorted(found, key=lambda one: one.found.score):
         search.elsewhere = min((other.found.score for other in found), default=float("inf"))
+        search.on_found = on_found
         search.run()
     return found
 
@@ -165,6 +168,7 @@ class Search:
         self.scorer = scorer = Scorer(problem, scope.ring_usd_per_byte, shares=shares)
         self.budget, self.on_progress = budget, on_progress
         self.found = Found(scope.pools)
+        self.on_found: Callable[[Search], None] = lambda search: None
         self.elsewhere = float("inf")  # the best score of other scopes
         self.grid: list[Cell] = []
         self.bounds: list[float] = []
@@ -209,17 +213,22 @@ class Search:
         """Probe every cell, run the programme on the promising ones, improve the best."""
         if self.probed is None:
             self.probe()
-        grid, bounds, probed = self.grid, self.bounds, self.probed or {}
+        probed, bounds = self.probed or {}, self.bounds
         order = sorted(
-            range(len(grid)),
+            range(len(self.grid)),
             key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
         )
-        by_cell: list[tuple[float, int, list[Scored]]] = []
         if self.apart:
             # The programme takes long over so many pools; annealing finds what crosses.
             self._improve([probed[n] for n in order[:_CELLS_REFINED] if n in probed], "improving")
-            self._anneal(grid, bounds)
-            return
+            self._anneal(self.grid, bounds)
+        else:
+            self._by_cell(order, probed)
+
+    def _by_cell(self, order: Sequence[int], probed: Mapping[int, list[Scored]]) -> None:
+        """Run the programme on the promising cells, improve the best."""
+        grid, bounds = self.grid, self.bounds
+        by_cell: list[tuple[float, int, list[Scored]]] = []
         since_better = 0
         for number in order:
             if bounds[number] >= self.to_beat:
@@ -241,7 +250,11 @@ class Search:
                 f"microbatch {grid[number].search.tables.microbatch}, dp {grid[number].dp}"
             )
         by_cell.sort(key=lambda item: item[:2])
-        self._improve([scored for _, _, scored in by_cell[:_CELLS_REFINED]], "improving")
+        best = [scored for _, _, scored in by_cell[:_CELLS_REFINED]]
+        self._improve(best[:1], "improving")
+        if best:
+            self.on_found(self)
+        self._improve(best[1:], "improving")
         if self._worth_annealing():
             self._anneal(grid, bounds)
 

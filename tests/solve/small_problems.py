@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Any
 
-from tiny_jobs import TINY_MODEL
+from tiny_jobs import TINY_MODEL, tiny_job
 
 from sailor.api import build_problem
 from sailor.interfaces import Limits, Planner, SearchOutcome
@@ -32,6 +32,33 @@ TYPES = {
     "T4-16GB": (("n1-t4-1", "n1-t4-2"), 0.6),
 }
 ZONES = ("us-central1-a", "us-central1-b", "us-west1-b")
+
+
+def two_regions(
+    quotas: dict[str, list[int]], cost_model: str = "published", **more: Any
+) -> Problem:
+    """Return a tiny model over so many GPUs of each type in each of the zones."""
+    told = {"source": "test", "as_of": date(2026, 1, 1)}
+    nodes = {gpu: TYPES[gpu][0] for gpu in quotas}
+    job = tiny_job(a100=1, v100=0, zones=1, batch=64, objective="max_throughput",
+                   cost_model=cost_model)  # fmt: skip
+    job["pool"] = [
+        {"zone": zone, "gpu": gpu, "quota": quota, "node_types": nodes[gpu]}
+        for gpu, own in quotas.items()
+        for zone, quota in zip(ZONES, own, strict=False)
+        if quota
+    ]
+    job["sources"]["network"] = ["measured", "zones"]
+    job["catalog"] = {
+        "prices": [
+            {"zone": zone, "node_type": node, "market": "on_demand", "usd_per_hour": 2.0, **told}
+            for zone in ZONES
+            for own in nodes.values()
+            for node in own
+        ],
+        "egress": [{"src": a, "dst": b, "usd_per_byte": 0.0, **told} for a in ZONES for b in ZONES],
+    }
+    return build_problem({**job, **more}, registry=REGISTRY)
 
 
 def small_problem(seed: int) -> Problem:

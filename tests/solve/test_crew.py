@@ -19,8 +19,9 @@ from sailor.registry import Registry
 from sailor.sim.estimate import estimate
 from sailor.solve import crew
 from sailor.solve.certificate import Certificate
+from sailor.solve.certified_search import Effort
 from sailor.solve.closing import Closed, Decide
-from sailor.solve.cpsat import CpSatPlanner, Effort
+from sailor.solve.cpsat import CpSatPlanner
 from sailor.solve.crew import Workers, default_processes, search_cpu_s
 from sailor.solve.search import Budget
 

@@ -5,56 +5,22 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from datetime import date
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from small_problems import TYPES, ZONES
-from tiny_jobs import tiny_job
+from small_problems import TYPES, two_regions
 
-from sailor.api import build_problem
 from sailor.interfaces import Limits
 from sailor.model.problem import Problem
-from sailor.registry import Registry
 from sailor.sim.closed_form import MANY
 from sailor.sim.estimate import estimate
 from sailor.solve import lagrange_tables
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
 from sailor.solve.lagrange_tables import EVERYWHERE, BoundTables, bound_tables, groups_of
-
-REGISTRY = Registry.load(entry_points=False)
-
-
-def two_regions(
-    quotas: dict[str, list[int]], cost_model: str = "published", **more: Any
-) -> Problem:
-    """Return a tiny model over so many GPUs of each type in each of the zones."""
-    told = {"source": "test", "as_of": date(2026, 1, 1)}
-    nodes = {gpu: TYPES[gpu][0] for gpu in quotas}
-    job = tiny_job(a100=1, v100=0, zones=1, batch=64, objective="max_throughput",
-                   cost_model=cost_model)  # fmt: skip
-    job["pool"] = [
-        {"zone": zone, "gpu": gpu, "quota": quota, "node_types": nodes[gpu]}
-        for gpu, own in quotas.items()
-        for zone, quota in zip(ZONES, own, strict=False)
-        if quota
-    ]
-    job["sources"]["network"] = ["measured", "zones"]
-    job["catalog"] = {
-        "prices": [
-            {"zone": zone, "node_type": node, "market": "on_demand", "usd_per_hour": 2.0, **told}
-            for zone in ZONES
-            for own in nodes.values()
-            for node in own
-        ],
-        "egress": [{"src": a, "dst": b, "usd_per_byte": 0.0, **told} for a in ZONES for b in ZONES],
-    }
-    return build_problem({**job, **more}, registry=REGISTRY)
 
 
 def by_brute_force(tables: BoundTables, degrees: list[int]) -> np.ndarray:

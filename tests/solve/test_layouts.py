@@ -14,7 +14,6 @@ from sailor.interfaces import Limits
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
-from sailor.solve.cell import Scorer
 from sailor.solve.certificate import Certificate, Part
 from sailor.solve.closing import decide_cell, decide_cells
 from sailor.solve.crew import Workers
@@ -195,9 +194,8 @@ def bounds_over_optima(count: int, seed: int) -> list[float]:
         certificate.first_look(best_s * 1.25, lambda: False)
         rules = active_rules(())
         scope = scopes(problem, rules)[0]
-        pools, ring = scope.pools, scope.ring_usd_per_byte
         budget = Budget(None, lambda: False)
-        search = Search(problem, pools, rules, Scorer(problem, ring), budget, lambda progress: None)
+        search = Search(problem, scope, rules, budget, lambda progress: None)
         for _ in decide_cells(certificate, search, 1e-6, budget, Workers(1, certificate)):
             pass
         assert certificate.value <= best_s * (1 + 1e-9), problem.placements
@@ -258,13 +256,13 @@ def test_boxes_left_at_one_gap_are_not_taken_for_all_at_another() -> None:
         certificate.first_look(1e4, lambda: False)
         certificate.improve(1e4, 1e-4, 6, lambda: False)
         rules = active_rules(())
-        pools, ring = scopes(problem, rules)[0]
+        scope = scopes(problem, rules)[0]
         for looks in (2, 40):
             before = [[one.boxes for one in part.found] for part in certificate.parts]
             bounds = [[one.bound for one in part.found] for part in certificate.parts]
             few = iter(range(looks))
             budget = Budget(None, lambda few=few: next(few, None) is None)
-            search = Search(problem, pools, rules, Scorer(problem, ring), budget, lambda p: None)
+            search = Search(problem, scope, rules, budget, lambda p: None)
             for _ in decide_cells(certificate, search, 0.3, budget, Workers(1, certificate)):
                 pass
             for part, old, known in zip(certificate.parts, before, bounds, strict=True):

@@ -15,7 +15,6 @@ from sailor.interfaces import Limits
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
-from sailor.solve.cell import Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cell, decide_cells
 from sailor.solve.cpsat import CpSatPlanner
@@ -52,9 +51,8 @@ def optimum_s(problem: Problem) -> float | None:
 def search_of(problem: Problem) -> Search:
     rules = active_rules(())
     scope = scopes(problem, rules)[0]
-    pools, ring = scope.pools, scope.ring_usd_per_byte
     budget = Budget(None, never)
-    return Search(problem, pools, rules, Scorer(problem, ring), budget, lambda progress: None)
+    return Search(problem, scope, rules, budget, lambda progress: None)
 
 
 def decided(problem: Problem, cutoff_s: float) -> Certificate:
