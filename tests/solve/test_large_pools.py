@@ -68,11 +68,12 @@ def test_a_finished_plan_is_reported_before_the_dynamic_programme_ends() -> None
 def test_wide_boxes_are_split_however_large_the_wanted_gap() -> None:
     """A gap of 30 % leaves the bound where one of 1 % does, up to what is wanted."""
     problem = three_types()
-    cutoff_s = 1.3 * search(1, 1.0)[1]
+    cutoff_s = search(1, 1.0)[1]
     values = {}
     for gap in (0.3, 0.01):
         certificate = Certificate(problem, 8)
         certificate.first_look(cutoff_s, lambda: False)
-        certificate.improve(cutoff_s, gap, 60, lambda: False)
+        certificate.improve(cutoff_s, gap, 120, lambda: False)
         values[gap] = certificate.value
-    assert values[0.3] >= min(values[0.01], cutoff_s * 0.7) * (1 - 1e-9)
+    # With boxes as wide as the gap it was 15 % less.
+    assert values[0.3] >= 0.98 * min(values[0.01], cutoff_s * 0.7)
