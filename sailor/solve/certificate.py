@@ -243,11 +243,12 @@ class Certificate:
                 tolerance=min(max(tolerance, _NARROWEST), _WIDEST),
                 most_boxes=max(1, boxes // _FEWER) if own_pace else boxes,
                 should_stop=should_stop,
+                known=[part.found[number] for number in some],
             )
             own = {number: one.bound for number, one in zip(some, found, strict=True)}
             for number, one in zip(some, found, strict=True):
                 old = part.found[number]
-                part.found[number] = CellBound(max(one.bound, old.bound), one.boxes)
+                part.found[number] = replace(one, bound=max(one.bound, old.bound))
             on_round()
             some = part.open(self.cutoff)
             if own_pace and some:

@@ -58,15 +58,18 @@ def lower_bounds(
     tolerance: float = 5e-4,
     most_boxes: int = _MOST_BOXES,
     should_stop: Callable[[], bool] = lambda: False,
+    known: Sequence[CellBound] = (),
 ) -> list[CellBound]:
     """Bound cells of one microbatch size; plans at `cutoff` or above are of no interest.
 
     A cell's bound is the least over its open boxes, and at most `cutoff` (finite; seconds or
-    dollars an iteration). Boxes narrower than `tolerance` of the time aren't split.
+    dollars an iteration). Boxes narrower than `tolerance` of the time aren't split. With what an
+    earlier search of the same cells left, this one goes on from its boxes.
     """
     if not cells:
         return []
-    return BoxSearch(programme, cells, money, cutoff, tolerance).run(most_boxes, should_stop)
+    search = BoxSearch(programme, cells, money, cutoff, tolerance)
+    return search.run(most_boxes, should_stop, known)
 
 
 class BoxSearch:
@@ -111,11 +114,14 @@ class BoxSearch:
         self.least_g = [float(g[0]) if len(g) else 0.0 for g in self.attainable_g]
         self.evaluations = 0
 
-    def run(self, most_boxes: int, should_stop: Callable[[], bool]) -> list[CellBound]:
+    def run(
+        self,
+        most_boxes: int,
+        should_stop: Callable[[], bool],
+        known: Sequence[CellBound] = (),
+    ) -> list[CellBound]:
         """Evaluate and split boxes, lowest bound first."""
-        first = (self.first_box(cell) for cell in range(len(self.cells)))
-        open_boxes = [box for box in first if box is not None]
-        done: list[Box] = []
+        open_boxes, done = self._begin(known)
         most = most_boxes * len(self.cells)
         while open_boxes and self.evaluations < most and not should_stop():
             open_boxes.sort(key=lambda box: box.bound)
@@ -130,14 +136,31 @@ class BoxSearch:
                     else:
                         open_boxes.extend(self.split(box))
                 # These aren't split, so their prices are found as well as can be.
-                done.extend(self.evaluate(narrow, _LAST_STEPS) if narrow else ())
+                last = self.evaluate(narrow, _LAST_STEPS) if narrow else ()
+                done.extend(replace(box, settled=True) for box in last)
         left: list[list[Box]] = [[] for _ in self.cells]
         for box in done + open_boxes:
             left[box.cell].append(box)
         return [
-            CellBound(min((b.bound for b in boxes), default=self.cutoff), tuple(boxes))
+            CellBound(min((b.bound for b in boxes), default=self.cutoff), tuple(boxes), self.cutoff)
             for boxes in left
         ]
+
+    def _begin(self, known: Sequence[CellBound]) -> tuple[list[Box], list[Box]]:
+        """Return the boxes to begin with, and those on which nothing can be gained."""
+        begun: list[Box] = []
+        for cell in range(len(self.cells)):
+            old = known[cell] if cell < len(known) else None
+            # Of boxes that were closed with a lower limit more is wanted now.
+            if old is not None and old.boxes and (old.elsewhere or 0.0) >= self.cutoff:
+                begun += [replace(b, cell=cell) for b in old.boxes if b.bound < self.cutoff]
+            elif (first := self.first_box(cell)) is not None:
+                begun.append(first)
+        narrow = [box.settled and sum(self._widths(box)) <= self.tolerance for box in begun]
+        return (
+            [box for box, one in zip(begun, narrow, strict=True) if not one],
+            [box for box, one in zip(begun, narrow, strict=True) if one],
+        )
 
     def first_box(self, cell: int) -> Box | None:
         attainable = self.attainable_g[cell]
@@ -198,7 +221,7 @@ class BoxSearch:
         else:
             middle = (box.low_g + box.high_g) / 2
             parts = [replace(box, high_g=middle), replace(box, low_g=middle)]
-        snapped = (self.snapped(part) for part in parts)
+        snapped = (self.snapped(replace(part, settled=False)) for part in parts)
         return [part for part in snapped if part is not None]
 
     def evaluate(self, boxes: Sequence[Box], steps: tuple[int, int]) -> list[Box]:

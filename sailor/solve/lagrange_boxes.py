@@ -62,11 +62,16 @@ class Box:
     prices: Floats = field(repr=False)
     low_r: float = 0.0  # dollars a second
     high_r: float = np.inf
+    settled: bool = False  # too narrow to be split, with prices as good as can be found
 
 
 @dataclass(frozen=True)
 class CellBound:
-    """No plan of the cell is below `bound`; `boxes` are those that are not closed."""
+    """No plan of the cell is below `bound`; `boxes` are those that are not closed.
+
+    No plan outside of them is below `elsewhere`, if that is known.
+    """
 
     bound: float
     boxes: tuple[Box, ...]
+    elsewhere: float | None = None

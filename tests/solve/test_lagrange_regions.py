@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -149,3 +150,30 @@ def test_the_bound_holds_over_regions(most_groups: int, monkeypatch: pytest.Monk
     assert len(ratios) >= 4
     assert max(ratios) <= 1 + 1e-9
     assert min(ratios) > 0.4
+
+
+def bounds_step_by_step(seed: int) -> list[float] | None:
+    """Return bounds over optimum as a search goes on from its boxes with ever lower limits."""
+    problem = generated(seed)
+    if problem is None:
+        return None
+    plan = ExhaustivePlanner().solve(problem, Limits(), lambda p: None, lambda: False).plan
+    if plan is None:
+        return None
+    best = estimate(problem, plan).iteration_s
+    certificate = Certificate(problem, 24)
+    certificate.first_look(best * 1.5, lambda: False)
+    found = []
+    for times in (1.5, 1.2, 1.2, 1.0, 1.0):
+        certificate.improve(best * times, 1e-3, 8, lambda: False)
+        found.append(certificate.value / best)
+    return found
+
+
+def test_a_search_goes_on_from_its_boxes() -> None:
+    ratios = [found for seed in range(12) if (found := bounds_step_by_step(seed)) is not None]
+    assert len(ratios) >= 4
+    assert all(later >= sooner - 1e-12 for own in ratios for sooner, later in pairwise(own))
+    assert max(own[-1] for own in ratios) <= 1 + 1e-9
+    # Two steps with the same limit: the second is no repetition.
+    assert sum(own[2] > own[1] + 1e-6 for own in ratios) >= 2
