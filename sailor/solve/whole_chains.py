@@ -2,7 +2,8 @@
 
 For every number of stages and every point of a region of uses (`whole_uses`), the least sum of
 stage times F of a chain within ceilings on stage time and gradient sync that takes exactly those
-GPUs. Stages are laid from the last one forwards; ceilings and memory are those of `lagrange_dp`.
+GPUs. Stages are laid from the last one forwards; ceilings and memory are those of `lagrange_dp`,
+over kinds that are told apart by who stands before them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sailor.solve.compiled import kernels
 from sailor.solve.lagrange_ahead import ahead_by_place
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_rows import Reach, Rows
+from sailor.solve.told_apart import told_apart
 from sailor.solve.whole_uses import Uses
 
 Floats = NDArray[np.float64]
@@ -50,8 +52,9 @@ class WholeChains:
     """
 
     def __init__(self, programme: ChainProgramme) -> None:
+        tables, self.of = told_apart(programme.tables)
+        programme = ChainProgramme(tables, programme.max_stages, programme.pinned)
         self.programme = programme
-        tables = programme.tables
         self.compute = np.ascontiguousarray(tables.compute_s)
         both = tables.forward_s + tables.backward_s
         self.edge = np.ascontiguousarray(both)
@@ -70,6 +73,8 @@ class WholeChains:
         whole budget of the region is worth so many seconds, what can't be completed is dropped.
         """
         programme = self.programme
+        rows = replace(rows, reach=rows.reach[:, self.of], prices=rows.prices[:, self.of])
+        onward, stage_cost = uses.onward[self.of], uses.stage_cost[self.of]
         pinned = programme.pinned
         stages = min(pinned or programme.max_stages, programme.units, deepest)
         out = np.full((len(most_s), stages + 1, len(uses)), np.inf)
@@ -91,7 +96,7 @@ class WholeChains:
         ahead = np.stack(
             [
                 np.stack(ahead_by_place(programme, self._priced(rows, one), reach)[: stages + 1])
-                for one in (0.0 * uses.stage_cost, worth_s * uses.stage_cost)
+                for one in (0.0 * stage_cost, worth_s * stage_cost)
             ]
         )
         bounds = _Bounds(ahead, price, limit)
@@ -102,7 +107,7 @@ class WholeChains:
             for begin in range(0, len(most_s), step):
                 part = np.arange(begin, min(begin + step, len(most_s)))
                 self._plain(
-                    reach.take(part), single[part], memory, uses.onward, bounds.take(part),
+                    reach.take(part), single[part], memory, onward, bounds.take(part),
                     out[begin : begin + step],
                 )  # fmt: skip
         else:
@@ -112,7 +117,7 @@ class WholeChains:
                 programme.level, programme.pair_kind, self.first_s,
                 np.ascontiguousarray(reach.middle), np.ascontiguousarray(first),
                 np.ascontiguousarray(reach.last),
-                np.ascontiguousarray(single), np.ascontiguousarray(memory), uses.onward,
+                np.ascontiguousarray(single), np.ascontiguousarray(memory), onward,
                 out,
             )  # fmt: skip
         if pinned is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from sailor.solve.compiled import kernels
 from sailor.solve.lagrange_dp import ChainProgramme
 from sailor.solve.lagrange_rows import Rows
 from sailor.solve.lagrange_tables import bound_tables, groups_of
+from sailor.solve.told_apart import told_apart
 from sailor.solve.whole_chains import WholeChains
 from sailor.solve.whole_prices import Sharing, Times, packed
 from sailor.solve.whole_uses import TooManyUsesError, Uses
@@ -88,6 +89,42 @@ def test_ceilings_and_the_time_that_is_of_interest_only_leave_out() -> None:
     # Nothing is known of what lies above, and what lies below is as it was.
     assert np.array_equal(np.isfinite(tight[1]), kept)
     assert (tight[1][kept] == free[0][kept]).all()
+
+
+def test_a_ceiling_counts_what_a_stage_sends_to_both_neighbours() -> None:
+    """Three stages, all kinds and boundaries; a middle stage sends gradients to a slow link too."""
+    programme = programme_of(3, 4)
+    tables, units = programme.tables, programme.units
+    compute, forth, back = tables.compute_s, tables.forward_s, tables.backward_s
+    factor = tables.real.first_send_factor(3)
+    chains: list[tuple[float, float, tuple[int, int]]] = []
+    for a, b, c in product(range(programme.kinds), repeat=3):
+        use = [0, 0]
+        for kind in (a, b, c):
+            use[tables.group[kind]] += int(tables.tp[kind])
+        for i, j in combinations(range(1, units), 2):
+            stages = (
+                compute[a, 0, i] + factor * forth[a, b, i],
+                compute[b, i, j] + back[a, b, i] + forth[b, c, j],
+                compute[c, j, units] + 2 * back[b, c, j],
+            )
+            chains.append((float(max(stages)), float(sum(stages)), (use[0], use[1])))
+    slowest = sorted(chain[0] for chain in chains)
+    ceilings = [slowest[len(slowest) * part // 20] for part in (1, 2, 4, 8, 16)]
+    uses, found = times(programme, ceilings)
+    exact = 0
+    for row, ceiling in enumerate(ceilings):
+        for number, use_of in enumerate(map(tuple, uses.points.tolist())):
+            under = [f for s, f, u in chains if u == use_of and s <= ceiling]
+            best = min(under, default=np.inf)
+            assert found[row, 3, number] == pytest.approx(best, rel=1e-12)
+            exact += bool(under)
+    assert exact >= 20
+    # Whatever stands in front, a stage would send no less than the fastest link takes: with that
+    # alone some ceilings let chains through that break them.
+    kinds, of = told_apart(tables)
+    assert kinds.num_kinds > tables.num_kinds
+    assert (np.bincount(of) <= 3).all()
 
 
 @pytest.mark.parametrize("stages", [None, 3])
