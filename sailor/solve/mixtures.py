@@ -44,7 +44,7 @@ class MixRules:
     dp: int | None
     short_steps: int = 40  # of annealing each number of stages
     first_steps: int = 80  # of those that are not hopeless
-    second_steps: int = 700  # of the best of them
+    second_steps: int = 300  # of the best of them
     survivors: int = 5
     splits: int = 4  # of a number of stages over which whole pipelines are looked for
 
