@@ -41,6 +41,7 @@ _PROBES_PER_CELL = 6
 _MOVED_PER_CELL = 12
 _BEAM = 6
 _CELLS_REFINED = 8
+_FEW_POOLS = 4
 _KEPT = 100
 _ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 5, 512
 _ROWS_APART, _STAGES_APART = 96, 8  # where no table scores pipelines
@@ -250,13 +251,18 @@ class Search:
                 f"microbatch {grid[number].search.tables.microbatch}, dp {grid[number].dp}"
             )
         by_cell.sort(key=lambda item: item[:2])
-        best = [scored for _, _, scored in by_cell[:_CELLS_REFINED]]
+        self._improve_best([scored for _, _, scored in by_cell[:_CELLS_REFINED]])
+        if self._worth_annealing():
+            self._anneal(grid, bounds)
+
+    def _improve_best(self, best: Sequence[Sequence[Scored]]) -> None:
+        """Improve the best cells, and tell of the first as soon as it is done."""
         self._improve(best[:1], "improving")
         if best:
             self.on_found(self)
-        self._improve(best[1:], "improving")
-        if self._worth_annealing():
-            self._anneal(grid, bounds)
+        # Over many pools annealing finds better cells than the others, and both take as long.
+        if len(self.pools) <= _FEW_POOLS or not self._worth_annealing():
+            self._improve(best[1:], "improving")
 
     def _improve(self, seeds_by_cell: Sequence[Sequence[Scored]], what: str) -> None:
         """Improve the best sketches of each cell by local search."""
