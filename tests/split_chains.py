@@ -11,7 +11,7 @@ from sailor.api import build_problem
 from sailor.registry import Registry
 from sailor.solve.cell import Cell
 from sailor.solve.exhaustive import _cells
-from sailor.solve.split_value import Pipes, SplitTables
+from sailor.solve.heuristics.split_value import Pipes, SplitTables
 
 REGISTRY = Registry.load(entry_points=False)
 

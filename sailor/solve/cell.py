@@ -14,8 +14,8 @@ from sailor.sim.closed_form import Evaluation, PlanBatch, evaluate
 from sailor.sim.models import cost_model
 from sailor.sim.tables import StageTables
 from sailor.solve import work
+from sailor.solve.heuristics.shares import shared
 from sailor.solve.pools import Pool, most_gpus
-from sailor.solve.shares import shared
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from sailor.model.job import Objective
 from sailor.model.problem import Problem
+from sailor.solve.bounds.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_bounds
+from sailor.solve.bounds.lagrange_dp import ChainProgramme
+from sailor.solve.bounds.lagrange_pace import PaceSearch
+from sailor.solve.bounds.lagrange_tables import BoundTables, bound_tables, groups_of
+from sailor.solve.bounds.share_bound import ShareSearch, runs_of_degrees
+from sailor.solve.bounds.zone_families import EGRESS, Family, families
 from sailor.solve.grid import microbatches
-from sailor.solve.lagrange import BoundCell, BoxSearch, CellBound, Money, lower_bounds
-from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.lagrange_pace import PaceSearch
-from sailor.solve.lagrange_tables import BoundTables, bound_tables, groups_of
 from sailor.solve.pools import most_gpus
-from sailor.solve.share_bound import ShareSearch, runs_of_degrees
-from sailor.solve.zone_families import EGRESS, Family, families
 
 Floats = NDArray[np.float64]
 

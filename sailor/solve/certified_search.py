@@ -20,15 +20,15 @@ from sailor.solve.beside import Beside
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cells
+from sailor.solve.cp_sat.flow import FlowRules, close_cells
 from sailor.solve.crew import Workers, search_cpu_s
 from sailor.solve.dynamic import MAX_STAGES, Search, searched
 from sailor.solve.explain import why_nothing_fits
-from sailor.solve.flow import FlowRules, close_cells
 from sailor.solve.grid import cells
+from sailor.solve.heuristics.refine import Scored
 from sailor.solve.incumbent import Incumbent, Scope, annealed, refined
 from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.mixtures import add_mixtures
-from sailor.solve.refine import Scored
 from sailor.solve.rules import H3, active_rules
 from sailor.solve.search import PROVEN_GAP, Budget
 

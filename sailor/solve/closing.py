@@ -14,20 +14,20 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from sailor.solve.box_values import BoxValues
+from sailor.solve.bounds.lagrange import BoundCell, Box, BoxSearch, CellBound, Money
+from sailor.solve.bounds.layouts import CellRings, closer, layouts
 from sailor.solve.certificate import Certificate, Part
 from sailor.solve.crew import Workers
 from sailor.solve.dynamic import Search
 from sailor.solve.found_sketch import sketch_of
 from sailor.solve.grid import cells
-from sailor.solve.lagrange import BoundCell, Box, BoxSearch, CellBound, Money
-from sailor.solve.positional import Found, Limits, PositionalProgramme, TooManyLabelsError
-from sailor.solve.positional_layouts import CellRings, closer, layouts
-from sailor.solve.positional_prices import PriceVectors
-from sailor.solve.positional_sets import KindSets
-from sailor.solve.refine import Scored
+from sailor.solve.heuristics.refine import Scored
+from sailor.solve.positional.box_values import BoxValues
+from sailor.solve.positional.kind_sets import KindSets
+from sailor.solve.positional.prices import PriceVectors
+from sailor.solve.positional.programme import Found, Limits, PositionalProgramme, TooManyLabelsError
+from sailor.solve.positional.set_bound import Ranges, SetProgramme
 from sailor.solve.search import PROVEN_GAP, Budget
-from sailor.solve.set_bound import Ranges, SetProgramme
 
 Floats = NDArray[np.float64]
 

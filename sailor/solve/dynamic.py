@@ -17,19 +17,19 @@ from sailor.interfaces import Limits, Progress, SearchOutcome
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
-from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
-from sailor.solve.finish import finish
 from sailor.solve.grid import cells
+from sailor.solve.heuristics.anneal import AnnealRules, anneal
+from sailor.solve.heuristics.finish import finish
+from sailor.solve.heuristics.probe import probe
+from sailor.solve.heuristics.refine import Scored, refine, score_pipelines, with_moved_cuts
+from sailor.solve.heuristics.stage_dp import Pipeline, StageProgramme, StageRules
 from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.pools import Pool
-from sailor.solve.probe import probe
-from sailor.solve.refine import Scored, refine, score_pipelines, with_moved_cuts
 from sailor.solve.rules import H4, RULES, active_rules
 from sailor.solve.scopes import Scope, scopes
 from sailor.solve.search import Budget
-from sailor.solve.stage_dp import Pipeline, StageProgramme, StageRules
 
 MAX_STAGES = 24
 # Up to so many GPUs there are few arrangements, and the programme with local search finds the best

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sailor.solve.cell import Cell
 from sailor.solve.certificate import Part
 from sailor.solve.dynamic import Search
-from sailor.solve.positional import Found
-from sailor.solve.refine import Scored
-from sailor.solve.sketch import Sketches, to_batch
+from sailor.solve.heuristics.refine import Scored
+from sailor.solve.heuristics.sketch import Sketches, to_batch
+from sailor.solve.positional.programme import Found
 
 Ints = NDArray[np.int64]
 

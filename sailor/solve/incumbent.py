@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
-from sailor.solve.anneal import AnnealRules, anneal
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.dynamic import Search
-from sailor.solve.finish import finish
+from sailor.solve.heuristics.anneal import AnnealRules, anneal
+from sailor.solve.heuristics.finish import finish
+from sailor.solve.heuristics.refine import Scored, refine
 from sailor.solve.pools import Pool
-from sailor.solve.refine import Scored, refine
 
 _CELLS_REFINED, _SEEDS = 6, 6
 

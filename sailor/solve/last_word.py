@@ -21,10 +21,10 @@ from sailor.model.problem import Problem
 from sailor.sim.estimate import estimate
 from sailor.sim.fidelity import estimate_events
 from sailor.solve.decide import Decided
-from sailor.solve.finish import finish
+from sailor.solve.heuristics.finish import finish
+from sailor.solve.heuristics.refine import Scored
 from sailor.solve.interleave import interleaved_forms
 from sailor.solve.pools import Pool
-from sailor.solve.refine import Scored
 
 MODEL = "sailor"  # the cost model that has operations
 _FINALISTS = 16

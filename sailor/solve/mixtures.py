@@ -18,10 +18,10 @@ from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.solve.cell import BREACH, Cell, Scorer, SearchTables
 from sailor.solve.dynamic import Search
-from sailor.solve.mixing import Mix, mixed
-from sailor.solve.refine import Scored
-from sailor.solve.sketch import Mixture, to_batch
-from sailor.solve.split_value import SplitTables, Worth
+from sailor.solve.heuristics.mixing import Mix, mixed
+from sailor.solve.heuristics.refine import Scored
+from sailor.solve.heuristics.sketch import Mixture, to_batch
+from sailor.solve.heuristics.split_value import SplitTables, Worth
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sailor.solve.ascent import Ascent, Ascents
-from sailor.solve.compiled import loaded
+from sailor.solve.kernels.ascent import Ascent, Ascents
+from sailor.solve.kernels.compiled import loaded
 
 # Pieces a + b p; the first function's top is 4 at (1, 2), the second's 3 at (0, 1).
 PEAK = [(1.0, (3.0, 0.0)), (7.0, (-3.0, 0.0)), (2.0, (0.0, 1.0)), (6.0, (0.0, -1.0))]

@@ -14,11 +14,11 @@ from tiny_jobs import tiny_job
 
 from sailor.api import build_problem
 from sailor.registry import Registry
-from sailor.solve import compiled
+from sailor.solve.bounds.lagrange_ahead import ahead_by_place
+from sailor.solve.bounds.lagrange_dp import ChainProgramme
+from sailor.solve.bounds.lagrange_rows import Chains, Furthest, Reach, Rows
 from sailor.solve.certificate import Certificate, Part
-from sailor.solve.lagrange_ahead import ahead_by_place
-from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.lagrange_rows import Chains, Furthest, Reach, Rows
+from sailor.solve.kernels import compiled
 
 REGISTRY = Registry.load(entry_points=False)
 SWITCH = "SAILOR_NO_NUMBA"

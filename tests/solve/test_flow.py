@@ -13,12 +13,12 @@ from sailor.api import build_problem
 from sailor.interfaces import Limits
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
-from sailor.solve import flow
 from sailor.solve.certificate import Certificate
+from sailor.solve.cp_sat import flow
+from sailor.solve.cp_sat.flow import FlowResult, FlowRules, solve_cell
+from sailor.solve.cp_sat.templates import kind_sets, templates, uniform
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.flow import FlowResult, FlowRules, solve_cell
 from sailor.solve.search import Budget
-from sailor.solve.templates import kind_sets, templates, uniform
 
 pytest.importorskip("ortools")
 REGISTRY = Registry.load(entry_points=False)

@@ -12,13 +12,14 @@ from tiny_jobs import tiny_job
 
 from sailor.api import build_problem
 from sailor.registry import Registry
-from sailor.solve import positional, positional_prices
 from sailor.solve.certificate import Certificate
-from sailor.solve.positional import Found, Limits, PositionalProgramme, TooManyLabelsError
-from sailor.solve.positional_packed import Packed
-from sailor.solve.positional_prices import PriceVectors, Rest
-from sailor.solve.positional_sets import KindSets
-from sailor.solve.set_bound import Ranges, SetProgramme
+from sailor.solve.positional import prices as positional_prices
+from sailor.solve.positional import programme as positional
+from sailor.solve.positional.kind_sets import KindSets
+from sailor.solve.positional.packed import Packed
+from sailor.solve.positional.prices import PriceVectors, Rest
+from sailor.solve.positional.programme import Found, Limits, PositionalProgramme, TooManyLabelsError
+from sailor.solve.positional.set_bound import Ranges, SetProgramme
 
 REGISTRY = Registry.load(entry_points=False)
 SWITCH = "SAILOR_NO_NUMBA"

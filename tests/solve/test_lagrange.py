@@ -19,11 +19,11 @@ from sailor.registry import Registry
 from sailor.sim.columns import Column, plan_of
 from sailor.sim.estimate import estimate
 from sailor.sim.kinds import WorkerKind
+from sailor.solve.bounds.lagrange_dp import ChainProgramme
+from sailor.solve.bounds.lagrange_rows import Rows
+from sailor.solve.bounds.lagrange_tables import bound_tables, groups_of
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.lagrange_rows import Rows
-from sailor.solve.lagrange_tables import bound_tables, groups_of
 
 REGISTRY = Registry.load(entry_points=False)
 A100 = WorkerKind("A100-40GB", "us-central1-a", Market.ON_DEMAND, "a2-highgpu-1g", 1)

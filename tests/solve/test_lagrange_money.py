@@ -16,10 +16,10 @@ from sailor.model.job import Objective
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve.bounds.lagrange import CellBound
 from sailor.solve.certificate import Certificate
 from sailor.solve.closing import decide_cell
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.lagrange import CellBound
 from sailor.solve.search import Budget
 
 REGISTRY = Registry.load(entry_points=False)

@@ -18,10 +18,10 @@ from sailor.interfaces import Limits
 from sailor.model.problem import Problem
 from sailor.sim.closed_form import MANY
 from sailor.sim.estimate import estimate
-from sailor.solve import lagrange_tables
+from sailor.solve.bounds import lagrange_tables
+from sailor.solve.bounds.lagrange_tables import EVERYWHERE, BoundTables, bound_tables, groups_of
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.lagrange_tables import EVERYWHERE, BoundTables, bound_tables, groups_of
 
 
 def by_brute_force(tables: BoundTables, degrees: list[int]) -> np.ndarray:

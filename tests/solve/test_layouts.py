@@ -14,20 +14,20 @@ from sailor.interfaces import Limits
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
-from sailor.solve.certificate import Certificate, Part
-from sailor.solve.closing import decide_cell, decide_cells
-from sailor.solve.crew import Workers
-from sailor.solve.dynamic import Search, scopes
-from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.lagrange import CellBound
-from sailor.solve.positional_layouts import (
+from sailor.solve.bounds.lagrange import CellBound
+from sailor.solve.bounds.layouts import (
     CellRings,
     Layout,
     ZoneSends,
     layouts,
     room_of_zones,
 )
-from sailor.solve.positional_sets import KindSets
+from sailor.solve.certificate import Certificate, Part
+from sailor.solve.closing import decide_cell, decide_cells
+from sailor.solve.crew import Workers
+from sailor.solve.dynamic import Search, scopes
+from sailor.solve.exhaustive import ExhaustivePlanner
+from sailor.solve.positional.kind_sets import KindSets
 from sailor.solve.rules import active_rules
 from sailor.solve.search import Budget
 

@@ -9,8 +9,8 @@ import pytest
 from split_chains import CUTS, cell_of, chains_of, tables_of
 
 from sailor.sim.closed_form import PlanBatch, evaluate
-from sailor.solve.mixing import _knapsack, _packing, mixed
-from sailor.solve.shares import shared
+from sailor.solve.heuristics.mixing import _knapsack, _packing, mixed
+from sailor.solve.heuristics.shares import shared
 
 
 @pytest.mark.parametrize("seed", range(12))

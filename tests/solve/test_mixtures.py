@@ -14,11 +14,11 @@ from sailor.registry import Registry
 from sailor.sim.estimate import estimate
 from sailor.solve.cpsat import CpSatPlanner
 from sailor.solve.dynamic import Search, searched
-from sailor.solve.finish import finish
+from sailor.solve.heuristics.finish import finish
+from sailor.solve.heuristics.sketch import Mixture, to_batch
 from sailor.solve.mixtures import MixRules, mixtures
 from sailor.solve.rules import active_rules
 from sailor.solve.search import Budget
-from sailor.solve.sketch import Mixture, to_batch
 
 REGISTRY = Registry.load(entry_points=False)
 

@@ -11,10 +11,10 @@ from sailor.interfaces import Limits
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve.bounds.lagrange import BoxSearch
+from sailor.solve.bounds.lagrange_pace import PaceSearch
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import ExhaustivePlanner
-from sailor.solve.lagrange import BoxSearch
-from sailor.solve.lagrange_pace import PaceSearch
 
 REGISTRY = Registry.load(entry_points=False)
 

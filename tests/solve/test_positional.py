@@ -23,7 +23,7 @@ from sailor.solve.dynamic import Search, scopes
 from sailor.solve.exhaustive import ExhaustivePlanner
 from sailor.solve.found_sketch import sketch_of
 from sailor.solve.grid import cells
-from sailor.solve.positional_sets import KindSets
+from sailor.solve.positional.kind_sets import KindSets
 from sailor.solve.rules import active_rules
 from sailor.solve.search import Budget
 

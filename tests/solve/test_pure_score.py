@@ -12,8 +12,8 @@ from sailor.registry import Registry
 from sailor.sim.closed_form import PlanBatch, evaluate
 from sailor.solve.cell import BREACH
 from sailor.solve.grid import cells
+from sailor.solve.heuristics.pure_score import PureScore, by_table
 from sailor.solve.pools import pools_of, slots_of
-from sailor.solve.pure_score import PureScore, by_table
 from sailor.solve.rules import active_rules
 
 REGISTRY = Registry.load(entry_points=False)

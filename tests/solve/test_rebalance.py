@@ -19,12 +19,12 @@ from sailor.sim.estimate import estimate
 from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.dynamic import Search
 from sailor.solve.grid import cells
-from sailor.solve.neighbours import reinserted
-from sailor.solve.paced_probes import paced
+from sailor.solve.heuristics.neighbours import reinserted
+from sailor.solve.heuristics.paced_probes import paced
+from sailor.solve.heuristics.rebalance import rebalanced
+from sailor.solve.heuristics.sketch import Sketches, to_batch
 from sailor.solve.pools import pools_of, slots_of
-from sailor.solve.rebalance import rebalanced
 from sailor.solve.rules import active_rules
-from sailor.solve.sketch import Sketches, to_batch
 
 REGISTRY = Registry.load(entry_points=False)
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "sosp25"

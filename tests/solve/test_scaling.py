@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sailor.solve.scaling import Scale
+from sailor.solve.cp_sat.scaling import Scale
 
 
 @given(

@@ -15,11 +15,11 @@ from tiny_jobs import tiny_job
 from sailor.api import build_problem
 from sailor.registry import Registry
 from sailor.solve.certificate import Certificate
-from sailor.solve.compiled import compiled
-from sailor.solve.positional import Limits, PositionalProgramme
-from sailor.solve.positional_prices import Rest
-from sailor.solve.positional_sets import KindSets
-from sailor.solve.set_bound import Ranges, SetProgramme
+from sailor.solve.kernels.compiled import compiled
+from sailor.solve.positional.kind_sets import KindSets
+from sailor.solve.positional.prices import Rest
+from sailor.solve.positional.programme import Limits, PositionalProgramme
+from sailor.solve.positional.set_bound import Ranges, SetProgramme
 
 REGISTRY = Registry.load(entry_points=False)
 EVERYTHING = Ranges(0.0, np.inf, 0.0, np.inf)

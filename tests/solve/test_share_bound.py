@@ -13,11 +13,11 @@ from sailor.api import build_problem
 from sailor.model.problem import Problem
 from sailor.registry import Registry
 from sailor.sim.closed_form import PlanBatch, sync_seconds
+from sailor.solve.bounds.lagrange_tables import bound_tables, groups_of
+from sailor.solve.bounds.share_bound import runs_of_degrees
 from sailor.solve.cell import BREACH, Scorer
 from sailor.solve.certificate import Certificate
 from sailor.solve.exhaustive import _cells, _depths, _splits
-from sailor.solve.lagrange_tables import bound_tables, groups_of
-from sailor.solve.share_bound import runs_of_degrees
 
 REGISTRY = Registry.load(entry_points=False)
 

@@ -16,7 +16,7 @@ from sailor.sim.columns import Column, batch_of_one, plan_of
 from sailor.sim.estimate import estimate
 from sailor.sim.kinds import WorkerKind
 from sailor.sim.models import cost_model
-from sailor.solve.shares import shared, with_shares
+from sailor.solve.heuristics.shares import shared, with_shares
 
 JOB = Path(__file__).resolve().parents[2] / "examples" / "jobs" / "opt-350m-a100-v100.yaml"
 A100 = WorkerKind("A100-40GB", "us-central1-a", Market.ON_DEMAND, "a2-highgpu-4g", 4)

@@ -7,7 +7,7 @@ import pytest
 from split_chains import CUTS, cell_of, chains_of, tables_of
 
 from sailor.sim.closed_form import PlanBatch, evaluate, stage_terms
-from sailor.solve.compiled import kernels
+from sailor.solve.kernels.compiled import kernels
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

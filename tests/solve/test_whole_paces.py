@@ -10,14 +10,14 @@ from tiny_jobs import tiny_job
 
 from sailor.api import build_problem
 from sailor.registry import Registry
-from sailor.solve.compiled import kernels
-from sailor.solve.lagrange_dp import ChainProgramme
-from sailor.solve.lagrange_rows import Rows
-from sailor.solve.lagrange_tables import bound_tables, groups_of
-from sailor.solve.told_apart import told_apart
-from sailor.solve.whole_chains import WholeChains
-from sailor.solve.whole_prices import Sharing, Times, packed
-from sailor.solve.whole_uses import TooManyUsesError, Uses
+from sailor.solve.bounds.lagrange_dp import ChainProgramme
+from sailor.solve.bounds.lagrange_rows import Rows
+from sailor.solve.bounds.lagrange_tables import bound_tables, groups_of
+from sailor.solve.bounds.told_apart import told_apart
+from sailor.solve.bounds.whole_chains import WholeChains
+from sailor.solve.bounds.whole_prices import Sharing, Times, packed
+from sailor.solve.bounds.whole_uses import TooManyUsesError, Uses
+from sailor.solve.kernels.compiled import kernels
 
 REGISTRY = Registry.load(entry_points=False)
 

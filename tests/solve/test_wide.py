@@ -9,16 +9,16 @@ from tiny_jobs import tiny_job
 
 from sailor.api import build_problem
 from sailor.registry import Registry
-from sailor.solve.certificate import Certificate, Part
-from sailor.solve.positional_layouts import (
+from sailor.solve.bounds.layouts import (
     CellRings,
     Layout,
     closer,
     room_of_a_pipeline,
     room_of_zones,
 )
-from sailor.solve.positional_sets import KindSets
-from sailor.solve.positional_wide import rows, wide_in
+from sailor.solve.certificate import Certificate, Part
+from sailor.solve.positional.kind_sets import KindSets
+from sailor.solve.positional.wide import rows, wide_in
 
 REGISTRY = Registry.load(entry_points=False)
 DP, MOST = 6, 3  # replicas of a stage, and how many of them a zone can have

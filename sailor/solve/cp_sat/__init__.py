@@ -1,0 +1,1 @@
+"""F-FLOW, the CP-SAT model of one cell."""

@@ -1,0 +1,1 @@
+"""Finding plans: dynamic programme over splits, local search, annealing, zones."""

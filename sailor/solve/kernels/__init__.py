@@ -1,0 +1,1 @@
+"""Inner loops as numba kernels, and whether they can be used."""

@@ -1,0 +1,1 @@
+"""The programme that lays stages one by one, with kind sets and whole rooms."""
