@@ -51,9 +51,12 @@ class WholeChains:
     of a kind and a level.
     """
 
-    def __init__(self, programme: ChainProgramme) -> None:
-        tables, self.of = told_apart(programme.tables)
-        programme = ChainProgramme(tables, programme.max_stages, programme.pinned)
+    def __init__(self, programme: ChainProgramme, *, exact: bool = True) -> None:
+        """Tell kinds apart by who is before them; not `exact`: faster, S is a looser ceiling."""
+        tables, self.of = programme.tables, np.arange(programme.kinds)
+        if exact:
+            tables, self.of = told_apart(tables)
+            programme = ChainProgramme(tables, programme.max_stages, programme.pinned)
         self.programme = programme
         self.compute = np.ascontiguousarray(tables.compute_s)
         both = tables.forward_s + tables.backward_s

@@ -30,6 +30,7 @@ _MOST_USES = 3000
 _NARROWEST, _MOST_RANGES = 4e-4, 300
 _SIZES = (0.0, 0.1, 0.3, 1.0)  # of prices, in parts of the time
 _WORTH = 0.3  # of the region's budget, in parts of the time
+_LOOSE = 0.02  # of the time: ranges of S and G together, above which ceilings may be looser
 _SLACK = 1e-9
 
 
@@ -56,7 +57,8 @@ class WholePaces:
 
     def __init__(self, boxes: BoxSearch, total: int, known_s: Sequence[float] = ()) -> None:
         self.boxes, self.total = boxes, total
-        self.chains = WholeChains(boxes.programme)
+        self.loose = WholeChains(boxes.programme, exact=False)
+        self.exact = WholeChains(boxes.programme)
         self.cells: set[int] = set()
         self.nodes: list[_Node] = []
         for cell in range(len(boxes.cells)):
@@ -100,6 +102,11 @@ class WholePaces:
             return False
         width = self._widths(node)[int(node.least.argmin())] + node.high_g - node.low_g
         return bool(width <= _NARROWEST * self.boxes.cutoff) or len(node.edges) > _MOST_RANGES
+
+    def _narrow(self, node: _Node) -> bool:
+        """Return whether ranges are so narrow that a looser ceiling on S would be felt."""
+        width = float(self._widths(node).min()) + node.high_g - node.low_g
+        return width <= _LOOSE * self.boxes.cutoff
 
     def _counts(self, degrees: tuple[int, ...]) -> tuple[int, int, int]:
         """Return how many pipelines have most microbatches, how many one less, and the most."""
@@ -210,7 +217,8 @@ class WholePaces:
             return
         rows, all_fixed = rows.take(open_rows), fixed_s
         fixed_s, low_s = fixed_s[open_rows], low_s[open_rows]
-        found = self.chains.least_times(rows, uses, cutoff - fixed_s, _WORTH * cutoff, deepest)
+        chains = self.exact if self._narrow(node) else self.loose
+        found = chains.least_times(rows, uses, cutoff - fixed_s, _WORTH * cutoff, deepest)
         room = np.maximum(boxes.programme.tables.room, 1)
         use = np.column_stack((uses.points / room, uses.points.sum(axis=1) / self._gpus(node.cell)))
         smaller_s = (found + fixed_s[:, None, None]).min(axis=0)  # [F + 1, N]
