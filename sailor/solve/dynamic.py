@@ -44,9 +44,9 @@ _CELLS_REFINED = 8
 _FEW_POOLS = 4
 _KEPT = 100
 _ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 5, 512
-_ROWS_APART, _STAGES_APART = 96, 8  # where no table scores pipelines
+_ROWS_APART, _STAGES_APART = 64, 8  # where no table scores pipelines
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
-_PATIENCE = 12
+_PATIENCE, _PATIENCE_OF_SEVERAL = 12, 6  # of one scope, of each of several
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
 _PROMISING = 1.35
 
@@ -149,6 +149,7 @@ def searched(
     for search in sorted(found, key=lambda one: one.found.score):
         search.elsewhere = min((other.found.score for other in found), default=float("inf"))
         search.on_found = on_found
+        search.patience = _PATIENCE if len(found) == 1 else _PATIENCE_OF_SEVERAL
         search.run()
     return found
 
@@ -171,6 +172,7 @@ class Search:
         self.found = Found(scope.pools)
         self.on_found: Callable[[Search], None] = lambda search: None
         self.elsewhere = float("inf")  # the best score of other scopes
+        self.patience = _PATIENCE
         self.grid: list[Cell] = []
         self.bounds: list[float] = []
         self.probed: dict[int, list[Scored]] | None = None
@@ -192,6 +194,9 @@ class Search:
         self.grid = cells(self.problem, self.pools, self.rules)
         self.bounds = [self._bound(cell) for cell in self.grid]
         space = self.problem.search_space
+        self.probed = {}
+        if self.apart:
+            return
         self.probed = probe(
             self.grid,
             self.scorer,
@@ -214,17 +219,16 @@ class Search:
         """Probe every cell, run the programme on the promising ones, improve the best."""
         if self.probed is None:
             self.probe()
+        if self.apart:
+            # The programme takes long over so many pools; annealing finds what crosses.
+            self._anneal(self.grid, self.bounds)
+            return
         probed, bounds = self.probed or {}, self.bounds
         order = sorted(
             range(len(self.grid)),
             key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
         )
-        if self.apart:
-            # The programme takes long over so many pools; annealing finds what crosses.
-            self._improve([probed[n] for n in order[:_CELLS_REFINED] if n in probed], "improving")
-            self._anneal(self.grid, bounds)
-        else:
-            self._by_cell(order, probed)
+        self._by_cell(order, probed)
 
     def _by_cell(self, order: Sequence[int], probed: Mapping[int, list[Scored]]) -> None:
         """Run the programme on the promising cells, improve the best."""
@@ -238,7 +242,7 @@ class Search:
                 promising = probed[number][0].score <= _PROMISING * self.found.score
                 if not promising and probed[number][0].score < BREACH:
                     break
-            if self.budget.over() or (H4 in self.rules and since_better >= _PATIENCE):
+            if self.budget.over() or (H4 in self.rules and since_better >= self.patience):
                 break
             before = self.found.score
             scored = self._search_cell(grid[number], probed.get(number, []))

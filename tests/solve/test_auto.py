@@ -11,6 +11,7 @@ from sailor.api import build_problem
 from sailor.interfaces import Limits
 from sailor.registry import Registry
 from sailor.sim.estimate import estimate
+from sailor.solve import work
 from sailor.solve.auto import AutoPlanner
 from sailor.solve.dynamic import DynamicPlanner
 
@@ -21,9 +22,9 @@ def test_one_gpu_type_is_left_to_the_dynamic_programme() -> None:
     job = tiny_job(a100=4, v100=0, zones=1, batch=12, objective="max_throughput",
                    cost_model="published")  # fmt: skip
     problem = build_problem(job, registry=REGISTRY)
-    start = time.process_time()
+    before_s = work.counted_s()
     found = AutoPlanner().solve(problem, Limits(), lambda progress: None, lambda: False)
-    assert time.process_time() - start < 2.0
+    assert work.counted_s() - before_s < 1.0
     assert found.plan is not None
     assert found.bound is not None
     assert found.bound >= estimate(problem, found.plan).iterations_per_s * (1 - 1e-9)
