@@ -21,6 +21,7 @@ from sailor.solve.cell import BREACH, Cell, Scorer
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.grid import cells
 from sailor.solve.heuristics.anneal import AnnealRules, anneal
+from sailor.solve.heuristics.filled import filled
 from sailor.solve.heuristics.finish import finish
 from sailor.solve.heuristics.probe import probe
 from sailor.solve.heuristics.refine import Scored, refine, score_pipelines, with_moved_cuts
@@ -44,6 +45,7 @@ _CELLS_REFINED = 8
 _FEW_POOLS = 4
 _KEPT = 100
 _ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 5, 512
+_STAGES_FILLED = 6
 _ROWS_APART, _STAGES_APART = 64, 8  # where no table scores pipelines
 # Rule H4: cells in a row that bring nothing better before the search of cells ends.
 _PATIENCE, _PATIENCE_OF_SEVERAL = 12, 6  # of one scope, of each of several
@@ -229,6 +231,21 @@ class Search:
             key=lambda n: (probed[n][0].score if n in probed else BREACH * 1e6, bounds[n], n),
         )
         self._by_cell(order, probed)
+        if not self.found.best and self.mixed:
+            self._fill()
+
+    def _fill(self) -> None:
+        """Look for pipelines with a mixed stage, where there are none without."""
+        rules = self.stage_rules
+        found: list[list[Scored]] = []
+        for cell in self.grid:
+            if self.budget.over():
+                break
+            one = filled(cell, self.scorer, min(rules.max_stages, _STAGES_FILLED), rules.stages)
+            if one:
+                found.append(one[:_BEAM])
+                self.found.add(one[:_BEAM])
+        self._improve(sorted(found, key=lambda own: own[0].score)[:_CELLS_REFINED], "filling")
 
     def _by_cell(self, order: Sequence[int], probed: Mapping[int, list[Scored]]) -> None:
         """Run the programme on the promising cells, improve the best."""
