@@ -182,3 +182,16 @@ def test_the_bound_is_below_the_optimum_where_money_counts_on_many_problems() ->
     found = ratios(60, seed=6)
     assert len(found) >= 35
     assert np.mean(found) > 0.85
+
+
+def test_a_cell_whose_only_box_is_closed_at_once_is_decided() -> None:
+    job = tiny_job(a100=2, v100=2, zones=1, batch=6, objective="min_cost", cost_model="published")
+    certificate = Certificate(build_problem(job, registry=REGISTRY), 24)
+    certificate.first_look(1.0, lambda: False)
+    certificate.cutoff = 1e-9  # less than anything costs
+    part = certificate.parts[0]
+    closed = decide_cell(part, 0, certificate, 0.0, Budget(None, lambda: False))
+    assert closed is not None
+    assert closed.done
+    assert closed.boxes == closed.found == ()
+    assert closed.bound == 1e-9

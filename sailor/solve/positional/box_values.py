@@ -67,6 +67,8 @@ class BoxValues:
 
         R is the plan's own in both.
         """
+        if not boxes:
+            return []
         if not self.money.counts:
             found = [self._above(boxes, best)]
         else:
