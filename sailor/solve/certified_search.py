@@ -26,7 +26,7 @@ from sailor.solve.dynamic import MAX_STAGES, Search, searched
 from sailor.solve.explain import why_nothing_fits
 from sailor.solve.grid import cells
 from sailor.solve.heuristics.refine import Scored
-from sailor.solve.incumbent import Incumbent, Scope, annealed, refined
+from sailor.solve.incumbent import Incumbent, annealed, refined
 from sailor.solve.last_word import MOST_S, finalists
 from sailor.solve.mixtures import add_mixtures
 from sailor.solve.rules import H3, active_rules
@@ -80,7 +80,7 @@ class CertifiedSearch:
         self.began_s = self.budget.clock()
         self.early: tuple[Plan, ...] = ()
         self.incumbent = Incumbent(problem)
-        self.scopes: list[Scope] = []
+        self.searches: list[Search] = []
         self.certificate: Certificate | None = None
         self._cells_left = 0  # when bounds were last reported
         self.beside: Beside[list[Scored]] | None = None
@@ -93,9 +93,9 @@ class CertifiedSearch:
         if self.incumbent.plan is None:
             return self._nothing()
         if self.effort.thorough and self.problem.search_space.microbatch_shares:
-            for scope in self.scopes:
-                add_mixtures(scope.search, self._promising(scope), self.limits.seed)
-                self.incumbent.offer(scope.search.found.best, scope.pools)
+            for search in self.searches:
+                add_mixtures(search, self._promising(search), self.limits.seed)
+                self.incumbent.offer(search.found.best, search.pools)
             self._report("unlike pipelines")
         self._bound_first()
         self._improve(_FIRST_BOXES)
@@ -171,12 +171,12 @@ class CertifiedSearch:
         for search in searched(
             self.problem, self.rules, self.budget, self.on_progress, self._first_plan
         ):
-            self.scopes.append(Scope(search.pools, search.scorer, search))
+            self.searches.append(search)
             self.incumbent.offer(search.found.best, search.pools)
         self._report("dynamic programme")
         plan = self.incumbent.plan
         if plan is not None:
-            sketches = [(scope.search.found.best, scope.pools) for scope in self.scopes]
+            sketches = [(search.found.best, search.pools) for search in self.searches]
             others = finalists(self.problem, sketches, plan, self.finalists_s)
             self.early = (plan, *others[:_EARLY])
 
@@ -200,34 +200,34 @@ class CertifiedSearch:
         return self.certificate.value >= self.incumbent.value * (1 - self.effort.gap)
 
     def _anneal(self, seed: int) -> None:
-        for scope in self.scopes:
+        for search in self.searches:
             if self.budget.over():
                 return
-            found = annealed(scope, self._promising(scope), seed, self.budget.over)
-            self._refine(scope, found)
+            found = annealed(search, self._promising(search), seed, self.budget.over)
+            self._refine(search, found)
         self._report("annealing")
 
     def _anneal_beside(self) -> None:
         """Take what annealing has found meanwhile, and go on with the next seed."""
-        beside, scope = self.beside, self.scopes[0]
+        beside, search = self.beside, self.searches[0]
         if beside is None or beside.busy or self.budget.over():
             return
         found = beside.taken()
         if found:
-            self._take(scope, found)
+            self._take(search, found)
             self._report("annealing")
         seed = self.limits.seed + beside.begun
         # The crew's answers close cells meanwhile; which are promising is told at the beginning.
-        chosen = self._promising(scope)
+        chosen = self._promising(search)
 
         def work(over: Callable[[], bool]) -> list[Scored]:
-            return refined(scope, annealed(scope, chosen, seed, over), over)
+            return refined(search, annealed(search, chosen, seed, over), over)
 
         beside.begin(work)
 
-    def _promising(self, scope: Scope) -> list[Cell]:
-        """Return the cells of a scope that may hold something better than the incumbent."""
-        grid = cells(self.problem, scope.pools, self.rules | {H3})
+    def _promising(self, search: Search) -> list[Cell]:
+        """Return the cells of a search that may hold something better than the incumbent."""
+        grid = cells(self.problem, search.pools, self.rules | {H3})
         if self.problem.objective is Objective.MAX_THROUGHPUT:
             grid = [cell for cell in grid if cell.bound_s() < self.incumbent.value] or grid
         if self.certificate is None:
@@ -238,14 +238,14 @@ class CertifiedSearch:
                 alive.update((part.tables.microbatch, dp) for dp in part.cells[number].degrees)
         return [c for c in grid if (c.search.tables.microbatch, c.dp) in alive] or grid
 
-    def _refine(self, scope: Scope, sketches: Sequence[Scored]) -> None:
+    def _refine(self, search: Search, sketches: Sequence[Scored]) -> None:
         """Improve the best sketches of the best cells by local search, and finish them."""
-        self._take(scope, refined(scope, sketches, self.budget.over))
+        self._take(search, refined(search, sketches, self.budget.over))
 
-    def _take(self, scope: Scope, sketches: Sequence[Scored]) -> None:
+    def _take(self, search: Search, sketches: Sequence[Scored]) -> None:
         """Finish the best sketches of all."""
-        scope.search.found.add(sketches)
-        self.incumbent.offer(scope.search.found.best, scope.pools)
+        search.found.add(sketches)
+        self.incumbent.offer(search.found.best, search.pools)
 
     def _decide(self, workers: Workers | None) -> None:
         """Let the positional programme find the best pipeline of the cells that are open.
@@ -280,13 +280,13 @@ class CertifiedSearch:
         if certificate is None:
             return
         self._anneal_beside()
-        for sketches in decide_cells(certificate, self.scopes[0].search, gap, budget, workers):
+        for sketches in decide_cells(certificate, self.searches[0], gap, budget, workers):
             self._anneal_beside()
             if sketches and self.beside is None:
-                self._refine(self.scopes[0], sketches)
+                self._refine(self.searches[0], sketches)
             elif sketches:
                 # Of merged regions they say little, and local search would take annealing's time.
-                self.scopes[0].search.found.add(sketches)
+                self.searches[0].found.add(sketches)
             certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
             self._report("positional programme")
 
@@ -297,14 +297,14 @@ class CertifiedSearch:
             return
         for sketches in close_cells(
             certificate,
-            self.scopes[0].search,
+            self.searches[0],
             FlowRules(self.effort.gap, deterministic_s, self.limits.seed),
             self.budget,
             workers,
         ):
             if sketches:
                 # A relaxed solution may break the room or memory; its neighbours are what counts.
-                self._refine(self.scopes[0], sketches)
+                self._refine(self.searches[0], sketches)
                 certificate.cutoff = min(certificate.cutoff, self.incumbent.value)
             self._report("CP-SAT")
             if self._good_enough():
@@ -339,7 +339,7 @@ class CertifiedSearch:
         )
 
     def _evaluations(self) -> int:
-        return sum(scope.scorer.evaluations for scope in self.scopes)
+        return sum(search.scorer.evaluations for search in self.searches)
 
     def _nothing(self) -> SearchOutcome:
         reasons, proven = why_nothing_fits(self.problem)
@@ -371,7 +371,7 @@ class CertifiedSearch:
         """
         late = finalists(
             self.problem,
-            [(scope.search.found.best, scope.pools) for scope in self.scopes],
+            [(search.found.best, search.pools) for search in self.searches],
             self.incumbent.plan,
             self.finalists_s,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sailor.model.job import Objective
 from sailor.model.plan import Plan
 from sailor.model.problem import Problem
-from sailor.solve.cell import BREACH, Cell, Scorer
+from sailor.solve.cell import BREACH, Cell
 from sailor.solve.dynamic import Search
 from sailor.solve.heuristics.anneal import AnnealRules, anneal
 from sailor.solve.heuristics.finish import finish
@@ -15,13 +15,6 @@ from sailor.solve.heuristics.refine import Scored, refine
 from sailor.solve.pools import Pool
 
 _CELLS_REFINED, _SEEDS = 6, 6
-
-
-class Scope:
-    """One set of pools with the best sketches found over it."""
-
-    def __init__(self, pools: tuple[Pool, ...], scorer: Scorer, search: Search) -> None:
-        self.pools, self.scorer, self.search = pools, scorer, search
 
 
 class Incumbent:
@@ -46,14 +39,14 @@ class Incumbent:
 
 
 def annealed(
-    scope: Scope, chosen: Sequence[Cell], seed: int, over: Callable[[], bool]
+    search: Search, chosen: Sequence[Cell], seed: int, over: Callable[[], bool]
 ) -> list[Scored]:
-    """Anneal the chosen cells of a scope; return the sketches found, best first."""
-    problem, stage = scope.search.problem, scope.search.stage_rules
+    """Anneal the chosen cells of a search; return the sketches found, best first."""
+    problem, stage = search.problem, search.stage_rules
     units = problem.arch.num_units
     return anneal(
         chosen,
-        scope.scorer,
+        search.scorer,
         AnnealRules(
             max_stages=min(stage.max_stages, 14),
             stages=stage.stages,
@@ -67,7 +60,7 @@ def annealed(
     )
 
 
-def refined(scope: Scope, sketches: Sequence[Scored], over: Callable[[], bool]) -> list[Scored]:
+def refined(search: Search, sketches: Sequence[Scored], over: Callable[[], bool]) -> list[Scored]:
     """Return what local search makes of the best sketches of the best cells, and those."""
     found: list[Scored] = []
     by_cell: dict[tuple[int, int], list[Scored]] = {}
@@ -80,9 +73,9 @@ def refined(scope: Scope, sketches: Sequence[Scored], over: Callable[[], bool]) 
             break
         found += refine(
             seeds[:_SEEDS],
-            scope.scorer,
-            scope.search.stage_rules,
-            mixed=scope.search.mixed,
+            search.scorer,
+            search.stage_rules,
+            mixed=search.mixed,
             width=_SEEDS,
             max_rounds=40,
             should_stop=over,
