@@ -30,7 +30,7 @@ from sailor.api import FRONT_S, build_problem, pareto, plan_problem  # noqa: E40
 from sailor.interfaces import Limits, Progress  # noqa: E402
 from sailor.registry import Registry  # noqa: E402
 from sailor.report.front import front_text  # noqa: E402
-from sailor.solve.crew import search_cpu_s  # noqa: E402
+from sailor.solve.crew import most_members, search_cpu_s  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 SECTIONS = ("sosp25", "generated", "certificates", "sailor", "pareto", "exactness")
@@ -73,7 +73,7 @@ def run_case(case: Case) -> dict[str, Any]:
         resource.getrusage(who).ru_maxrss
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
-    peak_kb = own + case.processes * crew if case.processes > 1 else own
+    peak_kb = own + most_members() * crew
     return {
         "name": case.name,
         "objective": result.objective.value,

@@ -42,6 +42,11 @@ class _Elsewhere:
     def __init__(self) -> None:
         self.ended_s = 0.0
         self.members: set[_Member] = set()
+        self.most = 0  # at once
+
+    def add(self, member: _Member) -> None:
+        self.members.add(member)
+        self.most = max(self.most, len(self.members))
 
     def seconds(self) -> float:
         return self.ended_s + sum(member.cpu_s() for member in self.members)
@@ -56,6 +61,11 @@ def search_cpu_s() -> float:
     Of a task that isn't ended the seconds on the clock count, until its CPU seconds are known.
     """
     return time.process_time() + _elsewhere.seconds()
+
+
+def most_members() -> int:
+    """Return how many processes the crews of this one had at most, at once."""
+    return _elsewhere.most
 
 
 class Task(Protocol[R]):
@@ -104,7 +114,7 @@ class _Member:
             env={**os.environ, "PYTHONPATH": paths},
             start_new_session=True,
         )
-        _elsewhere.members.add(self)
+        _elsewhere.add(self)
         self._send(state)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -217,13 +227,14 @@ class Workers:
         without the answers that are still out.
         """
         out: dict[_Member, Task[R]] = {}
+        picked: list[Task[R]] = []
         if not self._alone:
             try:
-                yield from self._together(pick, budget, out)
+                yield from self._together(pick, budget, picked, out)
                 return
             except BrokenCrewError:
                 self._alone = True
-        for task in out.values():
+        for task in (*out.values(), *picked):
             if budget.over():
                 return
             yield task, task.run(self._certificate, budget)
@@ -231,13 +242,21 @@ class Workers:
             yield one, one.run(self._certificate, budget)
 
     def _together(
-        self, pick: Callable[[], Task[R] | None], budget: Budget, out: dict[_Member, Task[R]]
+        self,
+        pick: Callable[[], Task[R] | None],
+        budget: Budget,
+        picked: list[Task[R]],
+        out: dict[_Member, Task[R]],
     ) -> Iterator[tuple[Task[R], R]]:
+        # A crew takes a while to start and much memory, so not before there is something to do.
+        if budget.over() or (first := pick()) is None:
+            return
+        picked.append(first)
         crew = self._crew = self._crew or _Crew(self._size, self._certificate)
         idle = list(crew.members)
         try:
             while not budget.over():
-                while idle and (task := pick()) is not None:
+                while idle and (task := picked.pop() if picked else pick()) is not None:
                     member = idle.pop()
                     out[member] = task
                     member.start(Order(task, self._certificate.cutoff, budget.left_s()))

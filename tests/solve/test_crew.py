@@ -22,7 +22,7 @@ from sailor.solve.certificate import Certificate
 from sailor.solve.certified_search import Effort
 from sailor.solve.closing import Closed, Decide
 from sailor.solve.cpsat import CpSatPlanner
-from sailor.solve.crew import Workers, default_processes, search_cpu_s
+from sailor.solve.crew import Workers, default_processes, most_members, search_cpu_s
 from sailor.solve.search import Budget
 
 REGISTRY = Registry.load(entry_points=False)
@@ -191,3 +191,12 @@ def test_nothing_is_started_for_no_work(cutoff_s: float, monkeypatch: pytest.Mon
         assert len(list(workers.run(lambda: next(ones, None), Budget(None, never)))) == 1
     with Workers(2, looked_at(cutoff_s)):
         pass
+
+
+def test_no_process_is_started_before_there_is_something_to_do(cutoff_s: float) -> None:
+    with Workers(2, looked_at(cutoff_s)) as workers:
+        assert list(workers.run(lambda: None, Budget(None, never))) == []
+        assert workers._crew is None
+    before = most_members()
+    assert answers(looked_at(cutoff_s), 2)
+    assert most_members() == max(before, 2)
