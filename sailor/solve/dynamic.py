@@ -9,7 +9,7 @@ the simulator's estimate, and the best one that breaks nothing is returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from sailor.solve.grid import cells
 from sailor.solve.heuristics.anneal import AnnealRules, anneal
 from sailor.solve.heuristics.filled import filled
 from sailor.solve.heuristics.finish import finish
+from sailor.solve.heuristics.found import Found
 from sailor.solve.heuristics.probe import probe
 from sailor.solve.heuristics.refine import Scored, refine, score_pipelines, with_moved_cuts
 from sailor.solve.heuristics.stage_dp import Pipeline, StageProgramme, StageRules
@@ -43,7 +44,6 @@ _MOVED_PER_CELL = 12
 _BEAM = 6
 _CELLS_REFINED = 8
 _FEW_POOLS = 4
-_KEPT = 100
 _ANNEALED_STAGES, _CELLS_ANNEALED, _ROWS = 14, 5, 512
 _STAGES_FILLED = 6
 _ROWS_APART, _STAGES_APART = 64, 8  # where no table scores pipelines
@@ -51,25 +51,6 @@ _ROWS_APART, _STAGES_APART = 64, 8  # where no table scores pipelines
 _PATIENCE, _PATIENCE_OF_SEVERAL = 12, 6  # of one scope, of each of several
 # Rule H4: a cell whose probes are so many times worse than the best is not searched further.
 _PROMISING = 1.35
-
-
-@dataclass
-class Found:
-    """The best sketches of one scope, over all cells."""
-
-    pools: tuple[Pool, ...]
-    best: list[Scored] = field(default_factory=list)
-
-    def add(self, scored: Sequence[Scored]) -> None:
-        legal = [one for one in scored if one.score < BREACH]
-        distinct: dict[object, Scored] = {}
-        for one in sorted(self.best + legal, key=lambda one: one.score):
-            distinct.setdefault((id(one.cell.search), one.cell.dp, one.sketch.row(0)), one)
-        self.best = list(distinct.values())[:_KEPT]
-
-    @property
-    def score(self) -> float:
-        return self.best[0].score if self.best else float("inf")
 
 
 class DynamicPlanner:
