@@ -115,7 +115,11 @@ class _Member:
             start_new_session=True,
         )
         _elsewhere.add(self)
-        self._send(state)
+        try:
+            self._send(state)
+        except BrokenCrewError:
+            self.end()
+            raise
         threading.Thread(target=self._listen, daemon=True).start()
 
     def start(self, order: Order) -> None:
