@@ -72,8 +72,8 @@ def _search_options(planner: str, planner_note: str) -> tuple[Callable[[_F], _F]
             type=float,
             callback=_positive,
             metavar="W",
-            help="Stop after W counted units of work, about a second each. With it one process"
-            " searches, and gives the same answer on every machine.",
+            help="Stop after W counted units of work, one to three seconds each. With it one"
+            " process searches, and gives the same answer on every machine.",
         ),
         click.option("--strict", is_flag=True, help="Refuse figures that are assumed, not known."),
         click.option(

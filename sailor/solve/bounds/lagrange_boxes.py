@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_SLACK = 1e-9  # limits on times tolerate rounding, so that no attainable value is lost
+
 
 @dataclass(frozen=True)
 class Money:
@@ -75,3 +77,17 @@ class CellBound:
     bound: float
     boxes: tuple[Box, ...]
     elsewhere: float | None = None
+
+
+def halves(values: Floats, low: float, high: float) -> list[tuple[float, float]]:
+    """Return the halves of a range that hold values, each from value to value.
+
+    `values` ascend: what a stage attains.
+    """
+    middle, parts = (low + high) / 2, []
+    for start, stop in ((low, middle), (middle, high)):
+        inside = values[(values >= start * (1 - _SLACK)) & (values <= stop * (1 + _SLACK))]
+        if len(inside):
+            first = max(start, float(inside[0]) * (1 - 1e-11))
+            parts.append((first, max(first, float(inside[-1]))))
+    return parts

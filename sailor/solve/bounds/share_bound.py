@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.solve.bounds.lagrange import BoxSearch
+from sailor.solve.bounds.lagrange_boxes import halves
 from sailor.solve.bounds.lagrange_dp import ChainProgramme
 from sailor.solve.bounds.lagrange_rows import Reach, Rows
 from sailor.solve.bounds.whole_prices import packed
@@ -183,15 +184,8 @@ class ShareSearch:
             return [replace(node, stages=1 + n) for n in range(self.programme.max_stages)]
         if by_g <= by_s:
             return [self._split(node)]
-        middle = (node.low_g + node.high_g) / 2
-        values = self.boxes.attainable_g[node.cell]
-        parts = []
-        for low, high in ((node.low_g, middle), (middle, node.high_g)):
-            inside = values[(values >= low * (1 - _SLACK)) & (values <= high * (1 + _SLACK))]
-            if len(inside):
-                low = max(low, float(inside[0]) * (1 - 1e-11))
-                parts.append(replace(node, low_g=low, high_g=max(low, float(inside[-1]))))
-        return parts
+        parts = halves(self.boxes.attainable_g[node.cell], node.low_g, node.high_g)
+        return [replace(node, low_g=low, high_g=high) for low, high in parts]
 
     def _split(self, node: _Node) -> _Node:
         """Return the node with its weak ranges of S halved, and without closed ones at the ends."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sailor.solve.bounds.lagrange import BoxSearch
+from sailor.solve.bounds.lagrange_boxes import halves
 from sailor.solve.bounds.lagrange_rows import Rows
 from sailor.solve.bounds.whole_chains import WholeChains
 from sailor.solve.bounds.whole_prices import Sharing, Times
@@ -178,16 +179,8 @@ class WholePaces:
         return [node]
 
     def _split_sync(self, node: _Node) -> list[_Node]:
-        middle = (node.low_g + node.high_g) / 2
-        values = self.boxes.attainable_g[node.cell]
-        parts = []
-        for low, high in ((node.low_g, middle), (middle, node.high_g)):
-            inside = values[(values >= low * (1 - _SLACK)) & (values <= high * (1 + _SLACK))]
-            if len(inside):
-                # Both ends are values that a stage attains.
-                low = max(low, float(inside[0]) * (1 - 1e-11))
-                parts.append(replace(node, low_g=low, high_g=max(low, float(inside[-1]))))
-        return parts
+        parts = halves(self.boxes.attainable_g[node.cell], node.low_g, node.high_g)
+        return [replace(node, low_g=low, high_g=high) for low, high in parts]
 
     def _evaluate(self, node: _Node) -> None:
         """Set the node's bound, prices and ranges."""
